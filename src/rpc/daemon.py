@@ -1,0 +1,34 @@
+"""How a daemon ends when it could not start or cannot go on: one clear line, a clean stop, exit status 1.
+
+``twistd`` itself exits with 0 whenever the reactor was stopped in an orderly way, so that systemd would take a
+daemon that failed to start for one that was asked to stop.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Any
+
+from twisted.logger import Logger
+
+log = Logger()
+
+
+def give_up(reactor: Any, reason: str) -> None:
+    """Log ``reason`` as critical, stop the reactor (services stop as usual), and make the process exit with 1."""
+    log.critical("{reason}", reason=reason)
+    # Services have stopped by the time that this handler runs; what other handlers there are is lost, on purpose: an
+    # exit status can be set from here in no other way.
+    atexit.register(_exit_with_failure)
+    if reactor.running:
+        reactor.stop()
+    else:
+        reactor.callWhenRunning(reactor.stop)
+
+
+def _exit_with_failure() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,70 @@
+"""How a daemon's log looks: one line an event, from ``info`` up, with what systemd needs to know its priority.
+
+Named on the command line as ``twistd --logger rpc.logs.observer``. ``STANCHION_LOG_LEVEL=debug`` in the environment
+shows everything. Under systemd each line begins with its priority (sd-daemon(3)), and the journal has the time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import IO, Any, Final
+
+from twisted.logger import (
+    FileLogObserver,
+    FilteringLogObserver,
+    ILogObserver,
+    LogLevel,
+    LogLevelFilterPredicate,
+    eventAsText,
+    formatTime,
+)
+
+VARIABLE: Final = "STANCHION_LOG_LEVEL"
+
+_PRIORITIES: Final = {
+    LogLevel.debug: 7, LogLevel.info: 6, LogLevel.warn: 4, LogLevel.error: 3, LogLevel.critical: 2,
+}  # fmt: skip
+
+
+def level_named(name: str) -> Any:
+    """The level with this name, and ``info`` for none.
+
+    :raises ValueError: if there is no such level.
+    """
+    known = {level.name: level for level in _PRIORITIES}
+    if not name:
+        return LogLevel.info
+    if name.lower() not in known:
+        raise ValueError(f"{VARIABLE} is {name!r}, not one of {', '.join(known)}")
+    return known[name.lower()]
+
+
+def line(event: Mapping[str, Any], *, journal: bool) -> str:
+    """The text of one event, with its traceback if it has one; every line of it has the priority, for the journal."""
+    level = event.get("log_level") or LogLevel.info
+    text = eventAsText(event, includeTraceback=True, includeTimestamp=False, includeSystem=False)  # type: ignore[arg-type]  # it reads only
+    where = event.get("log_namespace") or event.get("log_system") or "-"
+    if not text:
+        return ""
+    if not journal:
+        return f"{formatTime(event.get('log_time'))} {level.name:8} {where}: {text}\n"
+    prefix = f"<{_PRIORITIES[level]}>"
+    first, *rest = text.splitlines()
+    return "".join([f"{prefix}{where}: {first}\n", *(f"{prefix}  {each}\n" for each in rest)])
+
+
+def observer(stream: IO[str] | None = None, environment: Mapping[str, str] = os.environ) -> ILogObserver:
+    """The observer that twistd is to log to.
+
+    :raises SystemExit: if the environment names no level that there is.
+    """
+    try:
+        level = level_named(environment.get(VARIABLE, ""))
+    except ValueError as error:
+        raise SystemExit(f"stanchion: {error}") from error
+    journal = "JOURNAL_STREAM" in environment
+    writing = FileLogObserver(stream or sys.stdout, lambda event: line(event, journal=journal))
+    filtering: ILogObserver = FilteringLogObserver(writing, [LogLevelFilterPredicate(defaultLogLevel=level)])
+    return filtering
