@@ -1,0 +1,180 @@
+"""How the calls that one end of a link has made are kept until they end: by an answer, an error, a deadline, or never.
+
+Each call ends exactly once, with one :data:`Result`; a call that failed is reported there and then. The table knows
+nothing of connections: it is given what writes to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.protocols import amp
+
+from rpc.arguments import Malformed
+from rpc.boxes import END, BadBox, pairs
+from rpc.commands import Command, DeclaredError
+from rpc.failures import (
+    TRAVELLING,
+    AnswerMalformed,
+    ArgumentsInvalid,
+    CallFailed,
+    CallTimedOut,
+    LinkLost,
+    UndeclaredError,
+    Unhandled,
+)
+from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
+
+REFERENCE: Final = b"_error_reference"
+"""The key of an error box that has the reference under which the other side's log has the traceback."""
+
+Result = dict[str, Any] | CallFailed | DeclaredError
+"""What a call ended with: the answer's values by name, or what to raise."""
+
+Box = Mapping[bytes, bytes]
+Report = Callable[[str, bytes, float, CallFailed | DeclaredError], object]
+"""Makes known that a call failed, given the command's name, the ask, the seconds and the error."""
+
+_ASK: Final = b"\0\4" + amp.ASK
+
+
+class _Ask:
+    __slots__ = ("command", "done", "started", "timer")
+
+    def __init__(
+        self, command: type[Command], started: float, timer: IDelayedCall | None, done: Callable[[Result], object]
+    ) -> None:
+        self.command = command
+        self.started = started
+        self.timer = timer
+        self.done = done
+
+
+def encode(command: type[Command], arguments: Mapping[str, Any]) -> bytes:
+    """Everything of the box that asks for ``command``, but the ask's number.
+
+    :raises ArgumentsInvalid: if the arguments are not what the command takes.
+    """
+    try:
+        box = command.argument_schema.dump(arguments)
+    except Malformed as error:
+        raise ArgumentsInvalid(f"{command.__name__} cannot be called so: {error}") from error
+    box[amp.COMMAND] = command.commandName
+    return pairs(box.items()) + END
+
+
+def outcome_of(result: Result, seconds: float) -> Outcome[dict[str, Any]]:
+    """What a call ended with, as an outcome."""
+    match result:
+        case dict():
+            return Answered(result, seconds)
+        case CallTimedOut():
+            return TimedOut(result.seconds)
+        case LinkLost():
+            return NotConnected(result.since or None)
+        case _:
+            return Failed(type(result).__name__, str(result), seconds)
+
+
+class Asks:
+    """The calls under way."""
+
+    __slots__ = ("_asks", "_clock", "_report", "made")
+
+    def __init__(self, clock: IReactorTime, report: Report) -> None:
+        self._clock = clock
+        self._report = report
+        self._asks: dict[bytes, _Ask] = {}
+        self.made = 0
+        """How many calls were ever made."""
+
+    def start(
+        self,
+        command: type[Command],
+        request: bytes,
+        deadline: float | None,
+        done: Callable[[Result], object],
+        write: Callable[[bytes], object],
+    ) -> bytes:
+        """Write what :func:`encode` made, and call ``done`` when the call has ended.
+
+        :param deadline: seconds; None if the caller ends the ask itself, by :meth:`expire`.
+        :return: the ask's number.
+        """
+        self.made += 1
+        tag = b"%x" % self.made
+        timer = None if deadline is None else self._clock.callLater(deadline, self.expire, tag, deadline)
+        self._asks[tag] = _Ask(command, self._clock.seconds(), timer, done)
+        write(_ASK + len(tag).to_bytes(2, "big") + tag + request)
+        return tag
+
+    def expire(self, tag: bytes, seconds: float) -> None:
+        """The deadline of ``seconds`` has passed."""
+        self._end(tag, CallTimedOut(seconds))
+
+    def forget(self, tag: bytes) -> None:
+        """The caller gave up: that is no failure, and the answer, if it comes, is of no interest."""
+        self._take(tag)
+
+    def lost(self, error: Callable[[], LinkLost]) -> None:
+        """No answer will come any more: end every call, each with an error of its own."""
+        for tag in list(self._asks):
+            self._end(tag, error())
+
+    def answered(self, tag: bytes, box: Box) -> bool:
+        """Take the answer in ``box``. False if nobody waits for it."""
+        ask = self._asks.get(tag)
+        if ask is None:
+            return self._unexpected(tag)
+        try:
+            result: Result = ask.command.answer_schema.load(box)
+        except Malformed as error:
+            result = AnswerMalformed(f"the answer cannot be read: {error}")
+        self._end(tag, result)
+        return True
+
+    def failed(self, tag: bytes, box: Box) -> bool:
+        """Take the error in ``box``. False if nobody waits for it."""
+        ask = self._asks.get(tag)
+        if ask is None:
+            return self._unexpected(tag)
+        self._end(tag, _error(ask.command, box))
+        return True
+
+    def _unexpected(self, tag: bytes) -> bool:
+        """An answer that nobody waits for is late, as a rule. One to a number never used comes of a broken peer."""
+        try:
+            used = 0 < int(tag, 16) <= self.made
+        except ValueError:
+            used = False
+        if not used:
+            raise BadBox(f"an answer to ask {tag[:20]!r}, which was never made")
+        return False
+
+    def _take(self, tag: bytes) -> _Ask | None:
+        ask = self._asks.pop(tag, None)
+        if ask is not None and ask.timer is not None and ask.timer.active():
+            ask.timer.cancel()
+        return ask
+
+    def _end(self, tag: bytes, result: Result) -> None:
+        ask = self._take(tag)
+        if ask is None:
+            return
+        if not isinstance(result, dict):
+            self._report(ask.command.__name__, tag, self._clock.seconds() - ask.started, result)
+        ask.done(result)
+
+
+def _error(command: type[Command], box: Box) -> CallFailed | DeclaredError:
+    code = box.get(amp.ERROR_CODE, b"")
+    reason = box.get(amp.ERROR_DESCRIPTION, b"").decode("utf-8", "replace")
+    if (declared := command.declared.get(code)) is not None:
+        return declared(reason)
+    if code == Unhandled.code:
+        return Unhandled(reason, box.get(REFERENCE, b"").decode("utf-8", "replace"))
+    if (kind := TRAVELLING.get(code)) is not None:
+        return kind(reason)
+    return UndeclaredError(reason, code.decode("utf-8", "replace"))

@@ -1,0 +1,183 @@
+"""Which commands the wire has: who may call each, who answers it, with what, how long it may take, how it may fail.
+
+This table is the contract between region and rack, and gating is derived from it: a command is answered only by the
+role that it names, and only for a peer whose role it names. ``docs/protocol.rst`` is checked against it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, Literal
+
+from twisted.protocols import amp
+
+from rpc.arguments import KIB, Blob, Boolean, Bytes, Integer, Json, Schema, Text
+
+PROTOCOL_VERSION: Final = 1
+"""The version of this table. Peers agree on the highest that both have, when a rack registers."""
+
+Role = Literal["rack", "region", "anonymous"]
+"""What a peer is by its certificate; anonymous is one that showed none."""
+
+REGION: Final[frozenset[Role]] = frozenset({"region"})
+RACK: Final[frozenset[Role]] = frozenset({"rack"})
+BOTH: Final[frozenset[Role]] = REGION | RACK
+ANONYMOUS: Final[frozenset[Role]] = frozenset({"anonymous"})
+
+
+class DeclaredError(Exception):
+    """An error that a command says it may answer with. Its one argument is a sentence for people."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class EnrolmentRefused(DeclaredError):
+    """The region does not enrol this rack: the token is wrong, used up or expired, or the request is no good."""
+
+
+class RegistrationRefused(DeclaredError):
+    """The region does not serve this rack: it was revoked, or is not enrolled there."""
+
+
+class ReportRefused(DeclaredError):
+    """What a rack reports is no report: its values contradict each other or mean nothing here."""
+
+
+class VersionMismatch(DeclaredError):
+    """Rack and region have no version of the protocol in common."""
+
+
+class Command(amp.Command):
+    """A command. ``deadline`` is how long the caller waits for the answer, in seconds, unless the caller says else."""
+
+    called_by: ClassVar[frozenset[Role]] = frozenset()
+    answered_by: ClassVar[frozenset[Role]] = frozenset()
+    deadline: ClassVar[float] = 30.0
+
+    argument_schema: ClassVar[Schema]
+    answer_schema: ClassVar[Schema]
+    declared: ClassVar[dict[bytes, type[DeclaredError]]]
+    """The errors by the code under which they travel."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.argument_schema = Schema(cls.arguments)
+        cls.answer_schema = Schema(cls.response)
+        cls.declared = {code: kind for kind, code in cls.errors.items() if issubclass(kind, DeclaredError)}
+        if len(cls.declared) != len(cls.errors):
+            raise TypeError(f"{cls.__name__} declares an error that is no DeclaredError, or a code twice")
+
+
+class Ping(Command):
+    """Answer at once. Each end asks the other at intervals, and drops a link on which no answer comes."""
+
+    called_by = BOTH
+    answered_by = BOTH
+    deadline = 5.0
+
+
+class Enroll(Command):
+    """Ask for a client certificate, with the proof that the caller knows a join token's secret.
+
+    ``proof`` is the HMAC that ``rpc.identity.prove`` computes, over this TLS channel and ``csr`` (a PEM certificate
+    signing request). The answer has the rack's certificate and the CA's, both PEM, and the rack's ``system_id``.
+    """
+
+    arguments = [(b"token_id", Text()), (b"proof", Bytes()), (b"csr", Bytes()), (b"name", Text())]
+    response = [(b"certificate", Bytes()), (b"ca", Bytes()), (b"system_id", Text())]
+    errors = {EnrolmentRefused: b"ENROLMENT_REFUSED"}
+    called_by = ANONYMOUS
+    answered_by = REGION
+
+
+class Register(Command):
+    """The first command on a rack's link: agree on a version, and let the region use the link.
+
+    ``versions`` is the list of protocol versions that the rack has, ``name`` its name for people, ``software`` the
+    version of its program. The answer has the ``version`` to use, the ``region``'s name, and, as a list of text, the
+    URLs under which the region's image stream can be read.
+    """
+
+    arguments = [(b"versions", Json(4 * KIB)), (b"name", Text()), (b"software", Text())]
+    response = [(b"version", Integer()), (b"region", Text()), (b"stream_urls", Json(64 * KIB, optional=True))]
+    errors = {VersionMismatch: b"VERSION_MISMATCH", RegistrationRefused: b"REGISTRATION_REFUSED"}
+    called_by = RACK
+    answered_by = REGION
+
+
+class ReportInventory(Command):
+    """Tell the region what the rack holds; answered when that is stored.
+
+    ``generation`` is -1 and ``digest`` empty when it holds none. ``state`` is ``empty``, ``ready``, ``syncing`` or
+    ``failed``. ``progress`` is an object whose fields are for display.
+    """
+
+    arguments = [(b"generation", Integer()), (b"digest", Text()), (b"state", Text()), (b"progress", Json(64 * KIB))]
+    errors = {ReportRefused: b"REPORT_REFUSED"}
+    called_by = RACK
+    answered_by = REGION
+
+
+class ListImages(Command):
+    """Ask what the rack holds right now.
+
+    ``inventory`` is the canonical manifest of the verified images, as bytes, and is left out when ``known_digest`` is
+    the digest of just that. ``generation`` is -1 and ``digest`` empty when the rack holds none.
+    """
+
+    arguments = [(b"known_digest", Text())]
+    response = [
+        (b"state", Text()),
+        (b"generation", Integer()),
+        (b"digest", Text()),
+        (b"inventory", Blob(optional=True)),
+    ]
+    called_by = REGION
+    answered_by = RACK
+
+
+class SyncImages(Command):
+    """Make the rack hold a generation; answered when the sync has *ended*, so it may take hours.
+
+    ``url`` is where the region's stream is; a host ``*`` in it stands for the address that the rack connected to. A
+    second call for the same generation shares the result of the first. ``outcome`` says how it ended, ``generation``
+    and ``digest`` what the rack holds now, ``reason`` is a sentence if it did not end well.
+    """
+
+    arguments = [(b"generation", Integer()), (b"digest", Text()), (b"url", Text())]
+    response = [
+        (b"outcome", Text()),
+        (b"generation", Integer()),
+        (b"digest", Text()),
+        (b"reason", Text()),
+        (b"bytes_fetched", Integer()),
+        (b"files_fetched", Integer()),
+    ]
+    called_by = REGION
+    answered_by = RACK
+    deadline = 6 * 3600.0
+    # A rack that died meanwhile is noticed by the pings; the deadline only bounds a sync that never ends.
+
+
+class SyncProgress(Command):
+    """Ask how far the sync under way is. ``progress`` is an object whose fields are for display; empty if none is."""
+
+    response = [(b"progress", Json(64 * KIB))]
+    called_by = REGION
+    answered_by = RACK
+
+
+class CancelSync(Command):
+    """Stop the sync under way, keeping what was fetched. ``cancelled`` is False if there was none."""
+
+    response = [(b"cancelled", Boolean())]
+    called_by = REGION
+    answered_by = RACK
+
+
+COMMANDS: Final[tuple[type[Command], ...]] = (
+    Ping, Enroll, Register, ReportInventory, ListImages, SyncImages, SyncProgress, CancelSync,
+)  # fmt: skip
+
+BY_NAME: Final[dict[bytes, type[Command]]] = {command.commandName: command for command in COMMANDS}
