@@ -1,0 +1,257 @@
+"""The stream that racks and standard simplestreams clients read, below ``/MAAS/images-stream/``.
+
+``streams/v1/index.json`` is the current generation's, under its digest as ETag. What it points to is named by the
+generation's digest, or by a file's sha256, and stays right for as long as that generation is kept. While nothing is
+published the answer is 503, for an empty index would tell clients that everything was removed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import datetime
+from email.utils import format_datetime
+from typing import Final
+from uuid import uuid4
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Request
+
+from region.database import DatabaseUnavailable
+from region.images.files import (
+    UNSATISFIABLE,
+    FileDamaged,
+    OpenFile,
+    Range,
+    Sender,
+    examine_and_open,
+    open_verified,
+    parse_range,
+)
+from region.images.rendering import Rendering, render
+from region.images.store import Generation, GenerationStore
+from region.images.threads import in_thread
+from rpc.blobs import BlobError, BlobStore
+from rpc.fetch import RunInThread
+from rpc.manifest import is_sha256
+
+log = Logger()
+
+RETRY_SECONDS: Final = 10
+"""What ``Retry-After`` says."""
+
+_RETRY: Final = {"Retry-After": str(RETRY_SECONDS)}
+_RENDERINGS_KEPT: Final = 4
+_FOR_EVER: Final = "public, max-age=31536000, immutable"
+_TEXT: Final = "text/plain; charset=utf-8"
+_JSON: Final = "application/json"
+
+
+class _Refusal(Exception):
+    """An answer that is no success: its status, its text, and further headers."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = headers or {}
+
+
+class StreamResource(Resource):
+    """The tree below ``/MAAS/images-stream/``.
+
+    :param clock: for cutting connections of clients that stall.
+    :param run_in_thread: for reading files and rendering documents.
+    """
+
+    isLeaf = True
+
+    def __init__(
+        self,
+        generations: GenerationStore,
+        blobs: BlobStore,
+        clock: IReactorTime,
+        *,
+        run_in_thread: RunInThread = in_thread,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Twisted has no types for it
+        self._generations = generations
+        self._blobs = blobs
+        self._clock = clock
+        self._run_in_thread = run_in_thread
+        self._renderings: OrderedDict[int, Rendering] = OrderedDict()
+        self._rendering = DeferredLock()
+        self._examining = DeferredLock()
+
+    def render_GET(self, request: Request) -> int:
+        """Answer a GET, or a HEAD, for which Twisted leaves the body out."""
+        answering = Deferred.fromCoroutine(self._answer(request))
+        request.notifyFinish().addErrback(lambda _: answering.cancel())
+        answering.addErrback(self._failed, request)
+        return NOT_DONE_YET
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            segments = [segment.decode("ascii") for segment in request.postpath or []]
+        except UnicodeDecodeError:
+            segments = []
+        match segments:
+            case ["streams", "v1", "index.json"]:
+                await self._index(request)
+            case ["generations", digest, "manifest.json"]:
+                await self._manifest(request, digest)
+            case ["generations", digest, "streams", "v1", name]:
+                await self._products(request, digest, name)
+            case ["blobs", sha256]:
+                await self._blob(request, sha256)
+            case _:
+                raise _Refusal(404, "There is nothing here; a client starts from streams/v1/index.json.")
+
+    async def _index(self, request: Request) -> None:
+        generation = await self._generations.current()
+        if generation is None:
+            raise _Refusal(
+                503,
+                "No images were published yet: an import has to succeed first.",
+                {"Retry-After": str(RETRY_SECONDS)},
+            )
+        if not self._is_known(request, generation.digest):
+            headers = {"Cache-Control": "no-cache", "Last-Modified": _http_date(generation.published)}
+            _send(request, (await self._rendered(generation)).index, _JSON, generation.digest, headers)
+
+    async def _manifest(self, request: Request, digest: str) -> None:
+        generation = await self._generation(digest)
+        if not self._is_known(request, digest):
+            canonical = await self._run_in_thread(lambda: generation.manifest.canonical)
+            _send(request, canonical, _JSON, digest, {"Cache-Control": _FOR_EVER})
+
+    async def _products(self, request: Request, digest: str, name: str) -> None:
+        generation = await self._generation(digest)
+        document = (await self._rendered(generation)).products.get(name)
+        if document is None:
+            raise _Refusal(404, f"Generation {digest} has no document of that name.")
+        etag = f"{digest}-{generation.number}"  # its date is that of the newest generation with this digest
+        if not self._is_known(request, etag):
+            _send(request, document, _JSON, etag, {"Cache-Control": "public, max-age=3600"})
+
+    async def _generation(self, digest: str) -> Generation:
+        generation = await self._generations.by_digest(digest) if is_sha256(digest) else None
+        if generation is None:
+            raise _Refusal(404, "There is no such generation, or it is not kept any more; read the index again.")
+        return generation
+
+    async def _rendered(self, generation: Generation) -> Rendering:
+        async with self._rendering:
+            found = self._renderings.get(generation.number)
+            if found is None:
+                found = await self._run_in_thread(render, generation.manifest, generation.published)
+                self._renderings[generation.number] = found
+            self._renderings.move_to_end(generation.number)
+            while len(self._renderings) > _RENDERINGS_KEPT:
+                self._renderings.popitem(last=False)
+            return found
+
+    async def _blob(self, request: Request, sha256: str) -> None:
+        if not is_sha256(sha256):
+            raise _Refusal(404, "A file is named by its sha256, 64 lower-case hexadecimal digits.")
+        file = await self._open(sha256)
+        try:
+            if not self._is_known(request, sha256):
+                await self._send_file(request, file, sha256)
+        finally:
+            file.file.close()
+
+    async def _open(self, sha256: str) -> OpenFile:
+        try:
+            file = await self._run_in_thread(open_verified, self._blobs, sha256)
+            if file is None:
+                # Its stamp does not say that it is right, so it is read before a byte of it is sent; one at a time.
+                async with self._examining:
+                    file = await self._run_in_thread(examine_and_open, self._blobs, sha256)
+        except FileNotFoundError:
+            raise _Refusal(404, "There is no such file, or no generation that is kept needs it.") from None
+        except BlobError as error:
+            raise _Refusal(503, f"{error}", _RETRY) from error
+        except FileDamaged as error:
+            log.error("The file {sha256} was damaged on the region's disk: {reason}", sha256=sha256, reason=str(error))
+            text = "The file was damaged on the region's disk; the next import fetches it again."
+            raise _Refusal(503, text, _RETRY) from error
+        return file
+
+    async def _send_file(self, request: Request, file: OpenFile, sha256: str) -> None:
+        part = Range(0, file.size)
+        headers = {"Accept-Ranges": "bytes", "Cache-Control": _FOR_EVER}
+        asked = request.getHeader("range")
+        if asked is not None and request.getHeader("if-range") in (None, f'"{sha256}"'):
+            found = parse_range(asked, file.size)
+            if found is UNSATISFIABLE:
+                raise _Refusal(416, f"The file has {file.size} bytes.", {"Content-Range": f"bytes */{file.size}"})
+            if found is not None:
+                part = found
+                request.setResponseCode(206)
+                headers["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{file.size}"
+        _set_headers(request, "application/octet-stream", part.end - part.start, sha256, headers)
+        if request.method != b"HEAD":
+            await Sender(request, file.file, self._clock, self._run_in_thread).send(part)
+        request.finish()
+
+    def _is_known(self, request: Request, etag: str) -> bool:
+        """Answer 304 if the client says that it has what has this ETag."""
+        known = (request.getHeader("if-none-match") or "").split(",")
+        if not {f'"{etag}"', "*"}.intersection(value.strip().removeprefix("W/") for value in known):
+            return False
+        request.setResponseCode(304)
+        request.setHeader("ETag", f'"{etag}"')
+        request.finish()
+        return True
+
+    def _failed(self, failure: Failure, request: Request) -> None:
+        """Say what went wrong, to the client and, unless it was the client's doing, in the log."""
+        error = failure.value
+        if isinstance(error, CancelledError):
+            return  # the client is gone
+        if isinstance(error, _Refusal):
+            _refuse(request, error)
+            return
+        reference = uuid4().hex[:12]
+        path = request.path.decode("ascii", "replace")
+        if isinstance(error, DatabaseUnavailable):
+            log.error("{path} [{reference}]: {reason}", path=path, reference=reference, reason=str(error))
+            status, text = 503, "The region cannot reach its database now."
+        else:
+            log.failure("{path} [{reference}] failed", failure, path=path, reference=reference)
+            status, text = 500, "The region failed; its log says why, under this reference."
+        if request.startedWriting:
+            request.loseConnection()  # the client must see that its body is cut short
+            return
+        headers = {"X-Correlation-Id": reference, **(_RETRY if status == 503 else {})}
+        _refuse(request, _Refusal(status, f"{text} ({reference})", headers))
+
+
+def _refuse(request: Request, refusal: _Refusal) -> None:
+    request.setResponseCode(refusal.status)
+    body = f"{refusal}\n".encode()
+    for name in ("Cache-Control", "ETag", "Last-Modified"):
+        request.responseHeaders.removeHeader(name.encode())
+    _set_headers(request, _TEXT, len(body), "", refusal.headers)
+    request.write(body)
+    request.finish()
+
+
+def _send(request: Request, body: bytes, content_type: str, etag: str, headers: Mapping[str, str]) -> None:
+    _set_headers(request, content_type, len(body), etag, headers)
+    request.write(body)
+    request.finish()
+
+
+def _set_headers(request: Request, content_type: str, length: int, etag: str, headers: Mapping[str, str]) -> None:
+    own = {"Content-Type": content_type, "Content-Length": str(length), **({"ETag": f'"{etag}"'} if etag else {})}
+    for name, value in {**own, **headers}.items():
+        request.setHeader(name, value)
+
+
+def _http_date(moment: datetime) -> str:
+    return format_datetime(moment, usegmt=True)
