@@ -1,0 +1,278 @@
+"""How the region asks its racks what they hold: all at once, each within a deadline, and one round for all who wait.
+
+A rack is told which digest is known of it and sends its list only if it holds something else, so a round over racks
+that did not change moves a few bytes per rack. Every ask ends in exactly one outcome, and the round says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from functools import cached_property
+from typing import Any, Final, Protocol, TypeVar
+
+from attrs import define, frozen
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
+
+from region.answers.combine import NOTHING, Catalogue, Held, RackAnswer, Target
+from rpc.commands import ListImages
+from rpc.manifest import InvalidManifest, is_sha256, parse_manifest
+from rpc.outcomes import Answered, Failed, NotConnected, Outcome
+from rpc.rounds import ask_all
+
+T = TypeVar("T")
+log = Logger()
+
+DEADLINE: Final = 2.0
+"""Seconds that a rack has to answer, unless the region's settings say else."""
+
+INLINE: Final = 64 << 10
+"""Bytes of a manifest that are parsed at once; a larger one is parsed in a thread."""
+
+
+class RackInfo(Protocol):
+    """What is known of an enrolled rack without asking it; ``progress`` is of a sync under way, for display."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def generation(self) -> int | None: ...
+    @property
+    def digest(self) -> str | None: ...
+    @property
+    def progress(self) -> Mapping[str, Any]: ...
+
+
+class IRackLinks(Protocol):
+    """The enrolled racks and the live links to them."""
+
+    def enrolled(self) -> Mapping[str, RackInfo]:
+        """Every rack that must be asked, by system id."""
+
+    def link_of(self, system_id: str) -> Any:
+        """The live link to a rack (:class:`rpc.protocol.Link`), or None."""
+
+    def not_connected_since(self, system_id: str) -> float | None:
+        """When the rack's last link ended (seconds since the epoch), if that is known."""
+
+
+@frozen(eq=False)
+class Round:
+    """One round: how asking each enrolled rack ended, by system id."""
+
+    answers: Mapping[str, RackAnswer]
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for rounds that say the same, whatever the seconds that racks took to answer."""
+        return frozenset(answer.fingerprint for answer in self.answers.values())
+
+
+@define
+class _Memory:
+    """What one rack last answered, what it had reported by then, and since when it has not answered."""
+
+    catalogue: Catalogue | None = None
+    generation: int | None = None
+    reported: str | None = None
+    silent_since: float | None = None
+    info: RackInfo | None = None
+    answer: RackAnswer | None = None
+
+
+class Asker:
+    """Asks the racks.
+
+    :param deadline: seconds that each rack has to answer.
+    :param published: the catalogue with a digest, if it is one that the region has in memory: what most racks hold
+        is what was published, and then nobody parses a list.
+    :param expected: the digest that a rack most likely holds when nothing is known of it, or "".
+    """
+
+    def __init__(
+        self,
+        links: IRackLinks,
+        clock: IReactorTime,
+        *,
+        deadline: float = DEADLINE,
+        published: Callable[[str], Catalogue | None] = lambda digest: None,
+        expected: Callable[[], str] = lambda: "",
+        run_in_thread: Callable[..., Deferred[Any]] = deferToThread,
+        ask_all: Callable[..., Awaitable[Mapping[str, Outcome[Any]]]] = ask_all,
+    ) -> None:
+        self._links = links
+        self._clock = clock
+        self._deadline = deadline
+        self._published = published
+        self._expected = expected
+        self._run_in_thread = run_in_thread
+        self._ask_all = ask_all
+        self._memories: dict[str, _Memory] = {}
+        self._parsing: dict[str, list[Deferred[Catalogue]]] = {}
+        self._waiting: list[Deferred[Round]] | None = None
+
+    def ask(self) -> Deferred[Round]:
+        """One round over every enrolled rack; whoever calls while it is in flight gets the same one.
+
+        Cancelling what is returned ends this caller's wait and not the round.
+        """
+        begins = self._waiting is None
+        waiting = self._waiting = [] if self._waiting is None else self._waiting
+        mine: Deferred[Round] = Deferred(waiting.remove)
+        waiting.append(mine)
+        if begins:
+            Deferred.fromCoroutine(self._round()).addBoth(self._ended, waiting)
+        return mine
+
+    async def ask_one(self, system_id: str) -> RackAnswer:
+        """How asking just this rack ended.
+
+        :raises KeyError: if it is not enrolled.
+        """
+        rack = self._links.enrolled()[system_id]
+        return (await self._gather({system_id: rack}))[system_id]
+
+    def _ended(self, result: Any, waiting: list[Deferred[Round]]) -> None:
+        self._waiting = None
+        while waiting:
+            # A failure here is a fault of this program: each who waits gets it, and reports it.
+            waiting.pop(0).callback(result)
+
+    async def _round(self) -> Round:
+        racks = self._links.enrolled()
+        answers = await self._gather(racks)
+        self._memories = {rack: memory for rack, memory in self._memories.items() if rack in self._links.enrolled()}
+        return Round(answers)
+
+    async def _gather(self, racks: Mapping[str, RackInfo]) -> Mapping[str, RackAnswer]:
+        outcomes: dict[str, Outcome[Held]] = {}
+        known: dict[str, Catalogue | None] = {}
+        asks: dict[str, tuple[Any, Mapping[str, str]]] = {}
+        for system_id, rack in racks.items():
+            link = self._links.link_of(system_id)
+            if link is None:
+                outcomes[system_id] = NotConnected(self._links.not_connected_since(system_id))
+                continue
+            catalogue = known[system_id] = self._known(system_id, rack)
+            asks[system_id] = (link, {"known_digest": catalogue.digest if catalogue is not None else ""})
+        reading: list[Deferred[None]] = []
+        for system_id, outcome in (await self._ask_all(ListImages, asks, deadline=self._deadline)).items():
+            if not isinstance(outcome, Answered):
+                outcomes[system_id] = outcome
+            elif (held := self._unchanged(outcome.value, known[system_id])) is not None:
+                outcomes[system_id] = Answered(held, outcome.seconds)
+            else:
+                reading.append(Deferred.fromCoroutine(self._read(racks[system_id], system_id, outcome, outcomes)))
+        for each in reading:
+            await each
+        return {system_id: self._conclude(system_id, rack, outcomes[system_id]) for system_id, rack in racks.items()}
+
+    @staticmethod
+    def _unchanged(answer: Mapping[str, Any], known: Catalogue | None) -> Held | None:
+        """What a rack holds that holds what it was asked about: the usual case, and so the cheap one."""
+        if known is None or answer["digest"] != known.digest:
+            return None
+        return Held(answer["state"], _number(answer["generation"]), known)
+
+    async def _read(
+        self, rack: RackInfo, system_id: str, outcome: Answered[Any], outcomes: dict[str, Outcome[Held]]
+    ) -> None:
+        answer = outcome.value
+        try:
+            catalogue = await self._catalogue(answer["digest"], answer.get("inventory"))
+        except InvalidManifest as error:
+            log.error(
+                "Rack {name} sent an inventory that is none: {reason}",
+                name=rack.name,
+                rack=system_id,
+                reason=str(error),
+            )
+            outcomes[system_id] = Failed("InventoryInvalid", str(error), outcome.seconds)
+        except Exception as error:  # noqa: BLE001  # one rack's answer must not end the round for the others
+            log.failure("What rack {name} sent could not be read", name=rack.name, rack=system_id)
+            outcomes[system_id] = Failed(type(error).__name__, str(error), outcome.seconds)
+        else:
+            held = Held(answer["state"], _number(answer["generation"]), catalogue)
+            outcomes[system_id] = Answered(held, outcome.seconds)
+
+    async def _catalogue(self, digest: str, data: bytes | None) -> Catalogue:
+        if digest == "":
+            return NOTHING
+        if not is_sha256(digest):
+            raise InvalidManifest(f"the digest is {digest!r}, not 64 lower-case hexadecimal digits")
+        if (published := self._published(digest)) is not None:
+            return published
+        if data is None:
+            raise InvalidManifest(f"it holds {digest}, which is not what it was asked about, and sent no list")
+        return await self._parse(data, digest)
+
+    def _known(self, system_id: str, rack: RackInfo) -> Catalogue | None:
+        """What the rack holds, if it still holds what is known or likely."""
+        memory = self._memories.get(system_id)
+        if memory is None or memory.reported != rack.digest:
+            reported = self._published(rack.digest or "")
+            if reported is not None:
+                return reported
+        if memory is not None and memory.catalogue is not None:
+            return memory.catalogue
+        return self._published(self._expected())
+
+    async def _parse(self, data: bytes, digest: str) -> Catalogue:
+        if len(data) <= INLINE:
+            return _read_catalogue(data, digest)
+        if digest in self._parsing:
+            # Racks in step send the same list: it is parsed once.
+            mine: Deferred[Catalogue] = Deferred()
+            self._parsing[digest].append(mine)
+            return await mine
+        self._parsing[digest] = []
+        parsing = self._run_in_thread(_read_catalogue, data, digest)
+        parsing.addBoth(self._parsed, digest)
+        catalogue: Catalogue = await parsing
+        return catalogue
+
+    def _parsed(self, result: T, digest: str) -> T:
+        for waiting in self._parsing.pop(digest):
+            if not waiting.called:
+                waiting.callback(result)  # type: ignore[arg-type]  # a Catalogue or a Failure, as for the first
+        return result
+
+    def _conclude(self, system_id: str, rack: RackInfo, outcome: Outcome[Held]) -> RackAnswer:
+        memory = self._memories.setdefault(system_id, _Memory())
+        before = memory.answer
+        if isinstance(outcome, Answered):
+            # Nothing has changed: then the answer is the one that was given before, with all that was made of it.
+            if before is not None and memory.info is rack and before.held == outcome.value:
+                return before
+            memory.catalogue, memory.generation = outcome.value.catalogue, outcome.value.generation
+            memory.reported, memory.silent_since = rack.digest, None
+        elif memory.silent_since is None:
+            memory.silent_since = self._clock.seconds()
+        # The older of what it answered and what it reported: a silent rack may hold that, or anything newer.
+        known = [number for number in (memory.generation, rack.generation) if number is not None and number >= 0]
+        memory.info = rack
+        memory.answer = RackAnswer(
+            rack=system_id,
+            name=rack.name,
+            outcome=outcome,
+            last_generation=min(known) if known else None,
+            last_targets=memory.catalogue.targets if memory.catalogue is not None else _NO_TARGETS,
+            since=memory.silent_since,
+            progress=tuple(sorted(rack.progress.items())),
+        )
+        return memory.answer
+
+
+def _number(generation: int) -> int | None:
+    return generation if generation >= 0 else None
+
+
+_NO_TARGETS: Final[frozenset[Target]] = frozenset()
+
+
+def _read_catalogue(data: bytes, digest: str) -> Catalogue:
+    catalogue = Catalogue(parse_manifest(data, digest))
+    catalogue.targets  # noqa: B018  (computed here, in the thread, once for all)
+    return catalogue

@@ -1,0 +1,199 @@
+"""How answers are written down for API clients: the list of releases, and why one release can be deployed or not.
+
+Pure functions from :class:`~region.answers.combine.Answers` to JSON values. Nothing in them depends on how long a rack
+took to answer, so equal rounds give equal documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from itertools import groupby
+from typing import Any, Final
+
+from attrs import frozen
+
+from region.answers import wording
+from region.answers.combine import Answer, Answers, Published, RackAnswer, Target, overall
+from rpc.manifest import Image
+from rpc.outcomes import Answered, Failed, NotConnected, TimedOut
+
+BASE: Final = "/MAAS/api/2.0"
+"""Where the API is, for the ``resource_uri`` of what it shows."""
+
+Document = dict[str, Any]
+
+
+@frozen
+class ImageFacts:
+    """What a list of releases says of one image. ``size`` is in bytes; dates are as the stream has them."""
+
+    target: Target
+    subarch: str
+    label: str
+    version: str
+    size: int
+    title: str
+    support_eol: str = ""
+    support_esm_eol: str = ""
+
+    @classmethod
+    def of(cls, target: Target, image: Image) -> ImageFacts:
+        """The facts of an image of a manifest."""
+        attributes = dict(image.attributes)
+        return cls(
+            target, image.subarch, image.label, image.version, image.size, attributes.get("release_title", ""),
+            attributes.get("support_eol", ""), attributes.get("support_esm_eol", ""),
+        )  # fmt: skip
+
+
+def releases(answers: Answers, arch: str | None, today: date) -> Document:
+    """The list of releases: each with its state by architecture, and how asking each rack ended.
+
+    ``reason`` says why nothing in it can be deployed, where that is the same for all.
+
+    :param arch: if given, only this architecture's releases.
+    """
+    shown = [answer for target, answer in answers.by_target.items() if arch in (None, target.arch)]
+    entries = []
+    for (os, release), group in groupby(shown, key=lambda answer: answer.target[:2]):
+        by_architecture = list(group)
+        facts = {answer.target: _facts(answers, answer) for answer in by_architecture}
+        best = overall(by_architecture)
+        entry = release_entry(os, release, [fact for found in facts.values() for fact in found], today)
+        entry |= {"state": best.state.value, "reason": best.reason}
+        entry["architectures"] = [
+            architecture_entry(answer.target.arch, facts[answer.target]) | _sides(answer) for answer in by_architecture
+        ]
+        entries.append(entry)
+    nothing = "" if answers.choices else answers.of(Target("", "", "")).reason
+    return envelope(answers.published, answers.policy.value) | {
+        "reason": nothing or ("" if answers.racks else wording.no_racks()),
+        "releases": entries,
+        "racks": [rack_entry(rack, answers.published) for rack in answers.racks],
+    }
+
+
+def why(answers: Answers, os: str, release: str, arch: str | None, today: date) -> Document:
+    """Why a release can be deployed or not: for each architecture the state, and rack by rack what it rests on."""
+    found = answers.for_release(os, release, arch)
+    best = overall(found)
+    facts = {answer.target: _facts(answers, answer) for answer in found}
+    document = envelope(answers.published, answers.policy.value)
+    document |= release_entry(os, release, [fact for each in facts.values() for fact in each], today)
+    document |= {"state": best.state.value, "reason": best.reason, "retry_after": best.retry_after}
+    document["architectures"] = [
+        architecture_entry(answer.target.arch, facts[answer.target])
+        | _sides(answer)
+        | {"racks": [_rack_row(rack, answer, answers.published) for rack in answers.racks]}
+        for answer in found
+    ]
+    return document
+
+
+def envelope(published: Published, policy: str) -> Document:
+    """What every document begins with: the current generation, and how many racks must hold a release."""
+    current = {"number": published.number, "digest": published.catalogue.digest}
+    return {"generation": current if published.number is not None else None, "policy": policy}
+
+
+def release_entry(os: str, release: str, facts: Sequence[ImageFacts], today: date) -> Document:
+    """A release by name, title and support window. The stream's own words decide; what it does not say is unknown."""
+    titles = [fact.title for fact in facts if fact.title]
+    return {
+        "os": os,
+        "release": release,
+        "name": f"{os}/{release}",
+        "title": titles[0] if titles else release,
+        "support": _support(facts, today),
+        "resource_uri": f"{BASE}/releases/{os}/{release}/",
+    }
+
+
+def architecture_entry(arch: str, facts: Sequence[ImageFacts]) -> Document:
+    """An architecture of a release with the images there are for it: the newest version, sizes in bytes together."""
+    return {
+        "arch": arch,
+        "version": max((fact.version for fact in facts), default=None),
+        "size": sum(fact.size for fact in facts),
+        "subarches": sorted({fact.subarch for fact in facts if fact.subarch}),
+        "labels": sorted({fact.label for fact in facts}),
+    }
+
+
+def rack_entry(rack: RackAnswer, published: Published) -> Document:
+    """How asking a rack ended: ``outcome``, and what it holds or since when and why it is silent."""
+    held = rack.held
+    generation = held.generation if held is not None else rack.last_generation
+    since = rack.silent_since
+    return {
+        "system_id": rack.rack,
+        "name": rack.name,
+        "outcome": _OUTCOMES[type(rack.outcome)],
+        "reason": "" if held is not None else wording.silence(rack),
+        "since": wording.when(since) if since is not None else None,
+        "state": held.state if held is not None else "unknown",
+        "generation": generation,
+        "behind": sum(number > (generation or 0) for number in published.listed),
+        "in_step": held is not None and held.catalogue.digest == published.catalogue.digest,
+        "progress": dict(rack.progress),
+    }
+
+
+_OUTCOMES: Final[Mapping[type, str]] = {
+    Answered: "answered", Failed: "failed", TimedOut: "timed-out", NotConnected: "not-connected",
+}  # fmt: skip
+
+
+def _facts(answers: Answers, answer: Answer) -> Sequence[ImageFacts]:
+    """What is known of a target's images: as published, or else as a rack that holds it says."""
+    images = answers.published.catalogue.targets.get(answer.target)
+    if images is None and answer.holders:
+        held = (rack.held.catalogue.targets.get(answer.target) for rack in answers.racks if rack.held is not None)
+        images = next(filter(None, held), None)
+    return [ImageFacts.of(answer.target, image) for image in images or ()]
+
+
+def _sides(answer: Answer) -> Document:
+    return {
+        "state": answer.state.value,
+        "reason": answer.reason,
+        "retry_after": answer.retry_after,
+        "racks": list(answer.holders),
+        "racks_behind": list(answer.lacking),
+        "racks_silent": list(answer.silent),
+    }
+
+
+def _rack_row(rack: RackAnswer, answer: Answer, published: Published) -> Document:
+    row = rack_entry(rack, published)
+    if rack.held is not None:
+        images = rack.held.catalogue.targets.get(answer.target, ())
+        row["holds"] = bool(images)
+        row["versions"] = sorted({image.version for image in images})
+    else:
+        row["holds"] = None if rack.rack in answer.silent else False
+        row["versions"] = []
+    return row
+
+
+def _support(facts: Iterable[ImageFacts], today: date) -> Document:
+    eol = max((fact.support_eol for fact in facts if _day(fact.support_eol)), default=None)
+    esm_eol = max((fact.support_esm_eol for fact in facts if _day(fact.support_esm_eol)), default=None)
+    return {"state": _support_state(_day(eol), _day(esm_eol), today), "eol": eol, "esm_eol": esm_eol}
+
+
+def _support_state(eol: date | None, esm_eol: date | None, today: date) -> str:
+    if eol is not None and today <= eol:
+        return "supported"
+    if esm_eol is not None and today <= esm_eol:
+        return "extended"
+    return "unknown" if eol is None else "ended"
+
+
+def _day(text: str | None) -> date | None:
+    try:
+        return date.fromisoformat(text or "")
+    except ValueError:
+        # The stream may write what it likes here; what is no date says nothing about support.
+        return None

@@ -1,0 +1,156 @@
+"""Which releases can be deployed right now: a round over the racks, combined with what is published, and written down.
+
+One request uses one round, so what is checked and what is listed cannot disagree. Rounds that say the same share the
+combined answers and the bytes that are sent, so that a client costs a look-up and not a rendering.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from datetime import UTC, date, datetime
+from itertools import groupby
+from typing import Any, Final, Generic, TypeVar
+
+from attrs import frozen
+from twisted.internet.interfaces import IReactorTime
+
+from region.answers import documents
+from region.answers.asking import Asker
+from region.answers.combine import Answers, Policy, Published, Target, combine
+from region.answers.published import PublishedView
+
+T = TypeVar("T")
+
+REMEMBERED: Final = 16
+"""How many different combined answers are kept."""
+
+REMEMBERED_BYTES: Final = 8 << 20
+"""How many bytes of documents are kept, whatever their number."""
+
+
+class UnknownRack(LookupError):
+    """A request names a rack that is not enrolled: ``rack`` is what it said, ``enrolled`` what it might have meant."""
+
+    def __init__(self, rack: str, enrolled: tuple[str, ...]) -> None:
+        super().__init__(f"no rack {rack!r} is enrolled")
+        self.rack = rack
+        self.enrolled = enrolled
+
+
+@frozen
+class Question:
+    """What a request is about: which racks must serve the machine (none named: all), how many of them, which arch."""
+
+    policy: Policy = Policy.ANY
+    racks: frozenset[str] = frozenset()
+    arch: str | None = None
+
+
+class _Kept(Generic[T]):
+    """The values that were computed last, by key, as long as their weights together are at most ``limit``."""
+
+    def __init__(self, limit: int, weight: Callable[[T], int]) -> None:
+        self._limit = limit
+        self._weight = weight
+        self._total = 0
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+
+    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key]
+        value = self._values[key] = compute()
+        self._total += self._weight(value)
+        while self._total > self._limit:
+            _, dropped = self._values.popitem(last=False)
+            self._total -= self._weight(dropped)
+        return value
+
+
+class Releases:
+    """Answers questions about releases."""
+
+    def __init__(self, asker: Asker, published: PublishedView, clock: IReactorTime) -> None:
+        self._asker = asker
+        self._published = published
+        self._clock = clock
+        self._answers: _Kept[Answers] = _Kept(REMEMBERED, lambda answers: 1)
+        self._documents: _Kept[tuple[Answers, bytes]] = _Kept(REMEMBERED_BYTES, lambda kept: len(kept[1]))
+
+    async def answers(self, question: Question) -> Answers:
+        """Ask the racks and combine what they say.
+
+        :raises UnknownRack: if the question names a rack that is not enrolled (by id or by name), and others are.
+        :raises DatabaseUnavailable: if what is published is not known and the database cannot be asked.
+        """
+        # A rack seen for the first time is asked about what is published, so that must be known before the round;
+        # it is read again after it, so that no rack is ahead of what it is compared with.
+        await self._published.read()
+        asked = await self._asker.ask()
+        published = await self._published.read()
+        racks = asked.answers
+        if question.racks:
+            racks = {rack: racks[rack] for rack in self._chosen(question.racks, racks)}
+        key = (published.number, published.catalogue.digest, question.policy, frozenset(racks), asked.key)
+        return self._answers.get(key, lambda: combine(published, racks, question.policy))
+
+    def listing(self, answers: Answers, arch: str | None) -> bytes:
+        """The list of releases as JSON: the same bytes for the same answers, on the same day."""
+        return self._written(documents.releases, answers, arch)
+
+    def why(self, answers: Answers, os: str, release: str, arch: str | None) -> bytes:
+        """Why a release can be deployed or not, as JSON: the same bytes for the same answers, on the same day."""
+        return self._written(documents.why, answers, os, release, arch)
+
+    def _written(self, write: Callable[..., documents.Document], answers: Answers, *arguments: str | None) -> bytes:
+        today = self.today()
+        # Answers are kept beside what was made of them, so no others can have their id.
+        key = (id(answers), write.__name__, arguments, today)
+        return self._documents.get(key, lambda: (answers, encode(write(answers, *arguments, today))))[1]
+
+    def today(self) -> date:
+        """The day (UTC) that decides what is supported."""
+        return datetime.fromtimestamp(self._clock.seconds(), UTC).date()
+
+    def _chosen(self, wanted: frozenset[str], racks: Mapping[str, Any]) -> set[str]:
+        if not racks:
+            return set()
+        by_name = {rack.name: system_id for system_id, rack in racks.items()}
+        chosen = set()
+        for rack in sorted(wanted):
+            if rack not in racks and rack not in by_name:
+                raise UnknownRack(rack, tuple(sorted(racks)))
+            chosen.add(rack if rack in racks else by_name[rack])
+        return chosen
+
+
+def encode(document: object) -> bytes:
+    """``document`` as JSON."""
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+async def listing_from_database(database: Any, published: Published, arch: str | None, today: date) -> bytes:
+    """The list of releases read from PostgreSQL instead of asked from racks: what ``bench`` compares with.
+
+    The same document, from the rows of the current generation; it says nothing of racks.
+    """
+    rows = await database.query(
+        """SELECT os, release, arch, subarch, label, version, size, title, support_eol FROM generation_image
+           WHERE generation = (SELECT generation FROM current_generation) AND release <> ''
+                 AND (%s::text IS NULL OR arch = %s)
+           ORDER BY os, release, arch, subarch""",
+        (arch, arch),
+    )
+    facts = [documents.ImageFacts(Target(*row[:3]), *row[3:]) for row in rows]
+    entries = []
+    for (os, release), group in groupby(facts, key=lambda fact: fact.target[:2]):
+        found = list(group)
+        entry = documents.release_entry(os, release, found, today)
+        entry["architectures"] = [
+            documents.architecture_entry(arch, list(images))
+            for arch, images in groupby(found, lambda fact: fact.target.arch)
+        ]
+        entries.append(entry)
+    return encode(documents.envelope(published, Policy.ANY.value) | {"reason": "", "releases": entries, "racks": []})

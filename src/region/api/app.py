@@ -1,0 +1,212 @@
+"""From an HTTP request to an operation of the table, and from what it answers to an HTTP response.
+
+Every response has a correlation id. A request that is wrong is answered with 4xx and a text that says what is wrong;
+everything else that goes wrong is the region's own: 5xx, with the log holding the details under that id.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from klein import Klein
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+from twisted.web.iweb import IRequest
+from werkzeug.exceptions import NotFound as NoSuchPath
+
+from region.api import descriptions
+from region.api.checking import checked
+from region.api.forms import parse_body, parse_query
+from region.api.keys import ApiKey
+from region.api.oauth import Authenticator, Unauthorized
+from region.api.operations import ApiError, BadRequest, Call, Operation, Reply, text
+from region.api.parts import Parts
+from region.api.routes import OPERATIONS
+from region.api.site import BODY_LIMIT
+from region.database import DatabaseUnavailable
+
+log = Logger()
+
+DATABASE_RETRY_SECONDS: Final = 5
+_HOST: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}\Z")
+
+
+class Api:
+    """The API over ``parts``. :meth:`resource` is to be put at ``/MAAS/api/2.0``, in a site of :class:`ApiRequest`."""
+
+    def __init__(
+        self, parts: Parts, authenticator: Authenticator, operations: Sequence[Operation] = OPERATIONS
+    ) -> None:
+        self._parts = parts
+        self._authenticator = authenticator
+        self._app = Klein()
+        by_path: dict[str, dict[tuple[str, str | None], Operation]] = {}
+        for operation in operations:
+            by_path.setdefault(operation.path, {})[operation.method, operation.op] = operation
+        for path, table in by_path.items():
+            self._route(path, table)
+        self._app.handle_errors(NoSuchPath)(self._no_such_path)
+
+    def resource(self) -> Any:
+        """The resource for a twisted.web site."""
+        return self._app.resource()
+
+    def _route(self, path: str, table: Mapping[tuple[str, str | None], Operation]) -> None:
+        def called(request: IRequest, **names: str) -> Deferred[bytes]:
+            return self._respond(request, table, names)
+
+        called.__name__ = path
+        rule = re.sub(r"\{(\w+)\}", r"<\1>", path)
+        self._app.route(rule, endpoint=path, strict_slashes=False)(called)
+
+    def _no_such_path(self, request: Any, failure: object) -> bytes:
+        path = request.path.decode("utf-8", "replace")
+        return self._write(request, text(f"There is nothing at {path}.", 404), _new_id())
+
+    def _respond(
+        self, request: Any, table: Mapping[tuple[str, str | None], Operation], names: Mapping[str, str]
+    ) -> Deferred[bytes]:
+        correlation = _new_id()
+        replying = Deferred.fromCoroutine(self._answer(request, table, names, correlation))
+        replying.addErrback(self._failed, request, correlation)
+        answering = replying.addCallback(lambda reply: self._write(request, reply, correlation))
+        if request.method in (b"GET", b"HEAD"):
+            return answering
+        # A client that hangs up does not take back what it has asked for.
+        response: Deferred[bytes] = Deferred()
+
+        def passed(result: Any) -> None:
+            if not response.called:
+                response.callback(result)
+
+        answering.addBoth(passed)
+        return response
+
+    async def _answer(
+        self,
+        request: Any,
+        table: Mapping[tuple[str, str | None], Operation],
+        names: Mapping[str, str],
+        correlation: str,
+    ) -> Reply:
+        method = "GET" if request.method == b"HEAD" else request.method.decode("ascii", "replace")
+        methods = sorted({known for known, _ in table})
+        if method not in methods:
+            return text(f"{method} cannot be used here; use {' or '.join(methods)}.", 405, Allow=", ".join(methods))
+        key = None
+        if not all(operation.anonymous for operation in table.values()):
+            key = await self._authenticate(request)
+        operation, given = _chosen(request, table, method)
+        call = Call(
+            path=names,
+            values=checked(operation, given),
+            key=key,
+            base=_base(request),
+            correlation=correlation,
+        )
+        return await operation.handler(self._parts, call)
+
+    async def _authenticate(self, request: Any) -> ApiKey:
+        header = request.requestHeaders.getRawHeaders(b"Authorization", [b""])[-1].decode("utf-8", "replace")
+        return await self._authenticator.authenticate(header)
+
+    def _failed(self, failure: Any, request: Any, correlation: str) -> Reply:
+        """The answer to a request that ended in an exception."""
+        error = failure.value
+        match error:
+            case ApiError():
+                return error.reply
+            case Unauthorized():
+                log.info(
+                    "{method} {path} refused: {reason} [{correlation}]",
+                    method=request.method.decode("ascii", "replace"), path=request.path.decode("utf-8", "replace"),
+                    reason=str(error), correlation=correlation,
+                )  # fmt: skip
+                realm = {"WWW-Authenticate": 'OAuth realm="MAAS API"'}
+                return text(f"Authorization Error: {error}", 401, **realm)
+            case CancelledError():
+                # The client is gone; this is written to nobody.
+                return text("The request was given up.", 503)
+            case DatabaseUnavailable():
+                log.error(
+                    "{method} {path}: the database is unavailable: {reason} [{correlation}]",
+                    method=request.method.decode("ascii", "replace"), path=request.path.decode("utf-8", "replace"),
+                    reason=str(error), correlation=correlation,
+                )  # fmt: skip
+                return text(
+                    f"The region cannot reach its database; try again. The log has the details under {correlation}.",
+                    503,
+                    **{"Retry-After": str(DATABASE_RETRY_SECONDS)},
+                )
+        log.failure(
+            "{method} {path} failed [{correlation}]", failure,
+            method=request.method.decode("ascii", "replace"), path=request.path.decode("utf-8", "replace"),
+            correlation=correlation,
+        )  # fmt: skip
+        return text(f"The region failed to answer; its log has the details under {correlation}.", 500)
+
+    def _write(self, request: Any, reply: Reply, correlation: str) -> bytes:
+        request.setResponseCode(reply.status)
+        headers = {
+            "X-Correlation-Id": correlation,
+            "X-MAAS-API-Hash": descriptions.description_hash(),
+            "Cache-Control": "no-store",
+            **({"Content-Type": reply.content_type} if reply.content_type else {}),
+            **({"Content-Length": str(len(reply.body))} if reply.status != 204 else {}),
+            **reply.headers,
+        }
+        for name, value in headers.items():
+            request.responseHeaders.setRawHeaders(name, [value])
+        return reply.body
+
+
+def _chosen(
+    request: Any, table: Mapping[tuple[str, str | None], Operation], method: str
+) -> tuple[Operation, Mapping[str, tuple[Any, ...]]]:
+    """Which operation the request is for, by method and ``op``, and the parameters that it gives."""
+    _, _, query_text = request.uri.partition(b"?")
+    query = dict(parse_query(query_text))
+    form: dict[str, tuple[Any, ...]] = {}
+    if method != "GET":
+        form = dict(parse_body(_content_type(request), _body(request)))
+    ops = {*query.pop("op", ()), *form.pop("op", ())} - {""}
+    if len(ops) > 1:
+        raise BadRequest(f"The request names more than one op: {', '.join(sorted(map(str, ops)))}.")
+    op = str(ops.pop()) if ops else None
+    operation = table.get((method, op))
+    if operation is None:
+        known = sorted(known or "none" for of, known in table if of == method)
+        raise BadRequest(
+            f"Unrecognised signature: method={method} op={op}\nIt has these values of op: {', '.join(known)}."
+        )
+    given = {name: (*query.get(name, ()), *form.get(name, ())) for name in (*query, *form)}
+    return operation, given
+
+
+def _body(request: Any) -> bytes:
+    if getattr(request, "body_too_large", False):
+        raise ApiError(text(f"The request's body is too large; at most {BODY_LIMIT} bytes are accepted.", 413))
+    request.content.seek(0)
+    body: bytes = request.content.read(BODY_LIMIT + 1)
+    if len(body) > BODY_LIMIT:
+        raise ApiError(text(f"The request's body is too large; at most {BODY_LIMIT} bytes are accepted.", 413))
+    return body
+
+
+def _content_type(request: Any) -> str:
+    header: bytes = request.requestHeaders.getRawHeaders(b"Content-Type", [b""])[0]
+    return header.decode("utf-8", "replace")
+
+
+def _base(request: Any) -> str:
+    """The scheme and host that the client used, for absolute URIs."""
+    host = request.requestHeaders.getRawHeaders(b"Host", [b""])[0].decode("ascii", "replace")
+    scheme = "https" if request.isSecure() else "http"
+    return f"{scheme}://{host if _HOST.match(host) else 'localhost'}"
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

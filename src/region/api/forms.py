@@ -1,0 +1,139 @@
+"""What a request's body says, in any of the forms that clients of MAAS send.
+
+libmaas and ``maas`` send multipart with base64 parts, or multipart with one nameless empty part where there is nothing
+to say; gomaasapi sends urlencoded forms; others send JSON or nothing. All become the same: names with their values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from email.message import Message
+from email.parser import BytesParser
+from email.policy import HTTP
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from attrs import frozen
+
+from region.api.operations import BadRequest
+
+FIELDS: Final = 1000
+"""How many values a body may have at most."""
+
+
+@frozen
+class FileValue:
+    """A value that was sent as a file: its bytes are meant as they are."""
+
+    data: bytes
+
+
+Value = str | FileValue
+Form = Mapping[str, tuple[Value, ...]]
+
+
+def parse_query(query: bytes) -> Mapping[str, tuple[str, ...]]:
+    """The parameters of a URL's query.
+
+    :raises BadRequest: if it is not text, or has too many.
+    """
+    return _pairs(query, "query")
+
+
+def parse_body(content_type: str, body: bytes) -> Form:
+    """The fields of a request's body.
+
+    :raises BadRequest: if the body is not what its Content-Type says, or of a type that is not understood.
+    """
+    header = Message()
+    header["Content-Type"] = content_type
+    kind = header.get_content_type() if content_type else ""
+    if not body.strip():
+        return {}
+    match kind:
+        case "multipart/form-data":
+            return _multipart(content_type, body)
+        case "application/json":
+            return _json(body)
+        case "application/x-www-form-urlencoded" | "":
+            # gomaasapi and curl -d send forms; a body without a type is one if it is anything.
+            return _pairs(body, "body")
+    raise BadRequest(
+        f"Content-Type {content_type[:100]!r} is not understood; send multipart/form-data, "
+        "application/x-www-form-urlencoded or application/json."
+    )
+
+
+def _pairs(data: bytes, where: str) -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    try:
+        pairs = parse_qsl(
+            data.decode("utf-8"), keep_blank_values=True, encoding="utf-8", errors="strict", max_num_fields=FIELDS
+        )
+    except ValueError as error:
+        raise BadRequest(f"The {where} is not a form: {error}.") from None
+    for name, value in pairs:
+        found[name].append(value)
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _multipart(content_type: str, body: bytes) -> Form:
+    head = f"Content-Type: {content_type}\r\n\r\n".encode("utf-8", "replace")
+    message = BytesParser(policy=HTTP).parsebytes(head + body)
+    if not message.is_multipart() or message.defects:
+        reason = "; ".join(sorted({type(defect).__name__ for defect in message.defects})) or "no boundary"
+        raise BadRequest(f"The body is not multipart/form-data as its Content-Type says ({reason}).")
+    parts: list[Any] = list(message.iter_parts())
+    if len(parts) > FIELDS:
+        raise BadRequest(f"The body has {len(parts)} fields; at most {FIELDS} are accepted.")
+    found: dict[str, list[Value]] = defaultdict(list)
+    for part in parts:
+        name = part.get_param("name", header="content-disposition")
+        if part.is_multipart():
+            raise BadRequest(f"The field {name!r} is made of parts itself; send its value alone.")
+        data = part.get_payload(decode=True) or b""
+        if part.defects:
+            raise BadRequest(f"The field {name!r} cannot be decoded ({type(part.defects[0]).__name__}).")
+        if not name:
+            if data.strip():
+                raise BadRequest("The body has a part with content but without a name.")
+            continue
+        found[str(name)].append(_part_value(part, data))
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _part_value(part: Message, data: bytes) -> Value:
+    """A file if it says so, or if it must be one: libmaas sends bytes without a file name."""
+    if part.get_filename() is not None or part.get_content_type() == "application/octet-stream":
+        return FileValue(data)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return FileValue(data)
+
+
+def _json(body: bytes) -> Form:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"The body is not JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object, with the fields as its members.")
+    return {
+        name: tuple(_json_value(name, entry) for entry in (given if isinstance(given, list) else [given]))
+        for name, given in value.items()
+        if given is not None
+    }
+
+
+def _json_value(name: str, value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return value
+        case int():
+            return str(value)
+    raise BadRequest(f"The field {name!r} must be text, a number, true or false, or a list of those.")

@@ -1,0 +1,183 @@
+"""The images that are published, the generations, and the imports: what there is and how it came to be."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from attrs import asdict
+
+from region.answers.documents import BASE
+from region.answers.wording import when
+from region.api.operations import BadRequest, Call, NotFound, Reply, document, text
+from region.api.parts import Parts
+from region.images.job import ImportJob
+from region.images.store import Generation, GenerationSummary
+from rpc.manifest import Image, ImageKey
+
+TYPES: Final = ("synced", "generated", "uploaded", "all")
+"""The types of boot resource that MAAS has; all of ours are synced."""
+
+
+# Boot resources
+
+
+async def list_resources(parts: Parts, call: Call) -> Reply:
+    """Every image of the current generation."""
+    wanted = call.values.get("type") or "all"
+    if wanted not in TYPES:
+        raise BadRequest(f"Bad type '{wanted}'")
+    generation = await parts.generations.current()
+    if generation is None or wanted in ("generated", "uploaded"):
+        return document([])
+    updates = await parts.history.updates(generation)
+    return document([_resource(image, generation, updates) for image in generation.manifest.images])
+
+
+async def read_resource(parts: Parts, call: Call) -> Reply:
+    """One image with its files."""
+    wanted = call.number("id")
+    generation = await parts.generations.current()
+    for image in generation.manifest.images if generation else ():
+        if resource_id(image) == wanted:
+            assert generation is not None, "the image is of a generation"
+            updates = await parts.history.updates(generation)
+            return document(_resource(image, generation, updates) | {"sets": {image.version: _set(image)}})
+    raise NotFound(f"There is no boot resource {wanted}: it may have been removed by a newer generation.")
+
+
+async def start_import(parts: Parts, call: Call) -> Reply:
+    """Begin an import, or name the one that is queued already."""
+    job = await parts.importer.request("request")
+    return text("Import of boot resources started", Location=f"{BASE}/import-jobs/{job}/")
+
+
+async def stop_import(parts: Parts, call: Call) -> Reply:
+    """Stop the import that is running or queued."""
+    await parts.importer.cancel()
+    return text("Import of boot resources is being stopped")
+
+
+async def is_importing(parts: Parts, call: Call) -> Reply:
+    """Whether an import is running or queued."""
+    return document(await parts.importer.is_importing())
+
+
+def resource_id(image: Image) -> int:
+    """The number of an image: the same in every generation and region, and exact as a JavaScript number (48 bits)."""
+    key = image.key
+    named = "\x00".join((key.os, key.release, key.arch, key.subarch, key.kflavor, key.label))
+    return int.from_bytes(hashlib.sha256(named.encode()).digest()[:6], "big")
+
+
+def _resource(image: Image, generation: Generation, updates: Mapping[ImageKey, tuple[int, datetime]]) -> dict[str, Any]:
+    number, published = updates.get(image.key, (generation.number, generation.published))
+    found = {
+        "id": resource_id(image),
+        "type": "Synced",
+        "name": f"{image.os}/{image.release or image.attribute('bootloader-type')}",
+        "architecture": f"{image.arch}/{image.subarch or 'generic'}",
+        "title": image.attribute("release_title") or image.release,
+        "label": image.label,
+        "version": image.version,
+        "size": image.size,
+        "generation": number,
+        "last_update": _time(published),
+        "last_deployed": None,
+        "resource_uri": f"{BASE}/boot-resources/{resource_id(image)}/",
+    }
+    for name, value in (("subarches", image.attribute("subarches")), ("kflavor", image.kflavor)):
+        if value:
+            found[name] = value
+    return found
+
+
+def _set(image: Image) -> dict[str, Any]:
+    # What is published is complete: an image is in a generation only if every file of it is verified.
+    return {
+        "version": image.version,
+        "label": image.label,
+        "size": image.size,
+        "complete": True,
+        "files": {
+            file.name: {
+                "filename": file.name,
+                "filetype": file.ftype,
+                "sha256": file.sha256,
+                "size": file.size,
+                "complete": True,
+            }
+            for file in image.files
+        },
+    }
+
+
+# Generations
+
+
+async def list_generations(parts: Parts, call: Call) -> Reply:
+    """The newest generations."""
+    found = await parts.generations.list(call.values.get("limit", 100))
+    return document([_generation(generation) for generation in found])
+
+
+async def read_generation(parts: Parts, call: Call) -> Reply:
+    """One generation, with how it differs from the one before and why."""
+    number = call.number("number")
+    newest = next(iter(await parts.generations.list(1)), None)
+    older = newest.number - number if newest is not None else -1
+    # Numbers only grow, so the wanted one is among the newest so many.
+    found = await parts.generations.list(older + 1) if older >= 0 else ()
+    for generation in found:
+        if generation.number == number:
+            changes = [
+                {"kind": change.kind, **asdict(change.key), "version": change.version, "reason": change.reason}
+                for change in await parts.generations.changes(number)
+            ]
+            return document(_generation(generation) | {"changes": changes})
+    raise NotFound(f"There is no generation {number}.")
+
+
+def _generation(generation: GenerationSummary) -> dict[str, Any]:
+    return {
+        "number": generation.number,
+        "digest": generation.digest,
+        "current": generation.current,
+        "published": _time(generation.published),
+        "retired": _time(generation.retired),
+        "images": generation.images,
+        "size": generation.size,
+        "import_job": generation.job_id,
+        "resource_uri": f"{BASE}/image-generations/{generation.number}/",
+    }
+
+
+# Imports
+
+
+async def list_jobs(parts: Parts, call: Call) -> Reply:
+    """The newest imports."""
+    return document([_job(job) for job in await parts.jobs.list(call.values.get("limit", 50))])
+
+
+async def read_job(parts: Parts, call: Call) -> Reply:
+    """One import, with everything that was wrong."""
+    number = call.number("id")
+    job = await parts.jobs.get(number)
+    if job is None:
+        raise NotFound(f"There is no import {number}: it never was, or ended so long ago that it was forgotten.")
+    problems: list[Mapping[str, Any]] = [asdict(problem) for problem in await parts.jobs.problems(number)]
+    return document(_job(job) | {"problems": problems})
+
+
+def _job(job: ImportJob) -> dict[str, Any]:
+    found = asdict(job)
+    for name in ("requested", "started", "ended"):
+        found[name] = _time(found[name])
+    return found | {"resource_uri": f"{BASE}/import-jobs/{job.id}/"}
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else when(moment.timestamp())

@@ -1,0 +1,116 @@
+"""Who a request comes from: the OAuth 1.0 PLAINTEXT header (RFC 5849) checked, with oauthlib, against the API keys.
+
+A key that was found good is remembered for :data:`LIFETIME` seconds, so that a request costs no query. A revoked key
+is refused at once by every region process that hears the notification, and after :data:`LIFETIME` seconds by one that
+does not. With PLAINTEXT the secret itself is in the header, so timestamp and nonce prove nothing and are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final, Protocol
+
+from attrs import frozen
+from oauthlib.oauth1.rfc5849 import signature
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from region.api.keys import ApiKey
+
+LIFETIME: Final = 5.0
+"""Seconds that a key is remembered, from when it was looked up; so long may a revoked one live, and no longer."""
+
+REMEMBERED: Final = 1024
+"""How many keys are remembered at most."""
+
+_MAX_PART: Final = 256
+
+
+class Unauthorized(Exception):
+    """The request does not prove that it comes from someone with a key; the text says why."""
+
+
+class Keys(Protocol):
+    """The part of :class:`region.api.keys.ApiKeyStore` that is needed here."""
+
+    async def find(self, consumer_key: str, token_key: str) -> ApiKey | None:
+        """The key with these first two parts."""
+
+
+@frozen
+class _Signed:
+    """What oauthlib's check takes."""
+
+    signature: str
+
+
+class Authenticator:
+    """Checks Authorization headers. :meth:`forget` must be called whenever a key was revoked, or may have been."""
+
+    def __init__(self, keys: Keys, clock: IReactorTime) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._known: OrderedDict[tuple[str, str], tuple[ApiKey, float]] = OrderedDict()
+        self._looking: dict[tuple[str, str], list[Deferred[ApiKey | None]]] = {}
+
+    def forget(self, payload: str = "") -> None:
+        """Forget every key that is remembered."""
+        self._known.clear()
+
+    async def authenticate(self, header: str | None) -> ApiKey:
+        """The key that the Authorization header ``header`` proves.
+
+        :raises Unauthorized: if it proves none.
+        :raises DatabaseUnavailable: if the key is not remembered and the database cannot be asked.
+        """
+        if not header:
+            raise Unauthorized("No Authorization header: sign the request with an API key (OAuth 1.0, PLAINTEXT).")
+        try:
+            found: list[tuple[str, str]] = signature.collect_parameters(
+                headers={"Authorization": header}, exclude_oauth_signature=False
+            )
+        except ValueError:
+            raise Unauthorized("The Authorization header is not one of OAuth 1.0.") from None
+        values = dict(found)
+        if len(values) != len(found):
+            raise Unauthorized("The Authorization header has a parameter twice.")
+        method = values.get("oauth_signature_method", "")
+        if method != "PLAINTEXT":
+            raise Unauthorized(f"The signature method is {method[:40]!r}; only PLAINTEXT is supported.")
+        consumer, token = values.get("oauth_consumer_key", ""), values.get("oauth_token", "")
+        if not consumer or not token:
+            raise Unauthorized("The Authorization header lacks oauth_consumer_key or oauth_token.")
+        key = None
+        if len(consumer) <= _MAX_PART and len(token) <= _MAX_PART and "\x00" not in consumer + token:
+            key = await self._find(consumer, token)
+        signed = _Signed(values.get("oauth_signature", ""))
+        # Also without a key a signature is compared, so that the time taken does not tell which keys exist.
+        if not signature.verify_plaintext(signed, "", key.token_secret if key else "-") or key is None:
+            raise Unauthorized("Invalid API key: it is unknown, was revoked, or its secret is wrong.")
+        return key
+
+    async def _find(self, consumer: str, token: str) -> ApiKey | None:
+        name = (consumer, token)
+        now = self._clock.seconds()
+        if name in self._known:
+            key, expires = self._known[name]
+            if now < expires:
+                return key
+            del self._known[name]
+        mine: Deferred[ApiKey | None] = Deferred(lambda waiting: self._looking[name].remove(waiting))
+        if name in self._looking:
+            self._looking[name].append(mine)
+        else:
+            # Clients that come together share one query, and one that leaves does not take it from the others.
+            self._looking[name] = [mine]
+            Deferred.fromCoroutine(self._keys.find(consumer, token)).addBoth(self._found, name, now + LIFETIME)
+        return await mine
+
+    def _found(self, result: Any, name: tuple[str, str], expires: float) -> None:
+        if isinstance(result, ApiKey):
+            self._known[name] = (result, expires)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        waiting = self._looking.pop(name)
+        while waiting:
+            waiting.pop(0).callback(result)

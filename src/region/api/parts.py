@@ -1,0 +1,94 @@
+"""What the API is made over: the stores, the racks, the importer and the answers, each by what handlers use of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+from attrs import Factory, field, frozen
+
+from region.answers.asking import Asker, IRackLinks, RackInfo
+from region.answers.published import PublishedView
+from region.answers.releases import Releases
+from region.api.history import History
+from region.images.job import JobStore
+from region.images.sources import SourceStore
+from region.images.store import GenerationStore
+
+
+class IRack(RackInfo, Protocol):
+    """An enrolled rack as it is shown; :class:`region.racks.Rack` is one."""
+
+    @property
+    def system_id(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def enrolled(self) -> datetime: ...
+    @property
+    def last_connected(self) -> datetime | None: ...
+    @property
+    def last_disconnected(self) -> datetime | None: ...
+    @property
+    def reported(self) -> datetime | None: ...
+
+
+class IRackStore(Protocol):
+    """The part of :class:`region.racks.RackStore` that handlers use."""
+
+    async def forget(self, system_id: str) -> bool:
+        """Remove a rack, so that its certificate is refused from now on. Whether there was one."""
+
+
+class IRacks(IRackLinks, Protocol):
+    """The enrolled racks and their links; :class:`region.racks.RackRegistry` is one."""
+
+    @property
+    def store(self) -> IRackStore:
+        """Where they are enrolled."""
+
+    def enrolled(self) -> Mapping[str, IRack]:
+        """Every enrolled rack by system id."""
+
+    async def refresh(self) -> None:
+        """Read the enrolled racks again."""
+
+
+class ISyncs(Protocol):
+    """Who tells racks to fetch; :class:`region.syncing.SyncDriver` is one."""
+
+    def consider(self, system_id: str, *, even_if_in_step: bool = False) -> bool:
+        """Tell one rack to sync, if it is linked; whether a sync is under way now."""
+
+
+class IImporter(Protocol):
+    """Who imports; :class:`region.images.importer.Importer` is one."""
+
+    async def request(self, trigger: str = "request") -> int:
+        """Ask for an import; its id."""
+
+    async def cancel(self) -> Any:
+        """Stop the import that is running and the one that is queued."""
+
+    async def is_importing(self) -> bool:
+        """Whether an import is running or queued."""
+
+
+@frozen
+class Parts:
+    """Everything that handlers use. ``software`` is this program's version."""
+
+    releases: Releases
+    asker: Asker
+    published: PublishedView
+    racks: IRacks
+    syncs: ISyncs
+    sources: SourceStore
+    generations: GenerationStore
+    jobs: JobStore
+    importer: IImporter
+    software: str
+    history: History = field(init=False, default=Factory(lambda self: History(self.generations), takes_self=True))

@@ -1,0 +1,134 @@
+"""The rack controllers: what is known of them, what they hold, and telling them to fetch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.logger import Logger
+
+from region.answers import wording
+from region.answers.combine import RackAnswer
+from region.answers.documents import BASE, rack_entry
+from region.api.operations import NOTHING, Call, NotFound, Reply, document, text
+from region.api.parts import IRack, Parts
+from rpc.outcomes import NotConnected
+
+log = Logger()
+
+
+async def list_racks(parts: Parts, call: Call) -> Reply:
+    """Every enrolled rack, by name."""
+    await parts.published.read()
+    racks = sorted(parts.racks.enrolled().values(), key=lambda rack: rack.name)
+    return document([_rack(parts, rack) for rack in racks])
+
+
+async def read_rack(parts: Parts, call: Call) -> Reply:
+    """One rack."""
+    await parts.published.read()
+    return document(_rack(parts, _find(parts, call)))
+
+
+async def forget_rack(parts: Parts, call: Call) -> Reply:
+    """The rack goes: nothing waits for it any more, and its certificate is refused."""
+    rack = _find(parts, call)
+    await parts.racks.store.forget(rack.system_id)
+    await parts.racks.refresh()
+    log.info("Rack {name} ({rack}) was forgotten on request.", name=rack.name, rack=rack.system_id)
+    return NOTHING
+
+
+async def list_boot_images(parts: Parts, call: Call) -> Reply:
+    """What one rack holds, asked now."""
+    rack = _find(parts, call)
+    published = await parts.published.read()
+    answer = await parts.asker.ask_one(rack.system_id)
+    entry = rack_entry(answer, published)
+    images = []
+    if answer.held is not None:
+        for image in answer.held.catalogue.manifest.images:
+            name = f"{image.os}/{image.release or image.attribute('bootloader-type')}"
+            subarches = [word.strip() for word in image.attribute("subarches").split(",") if word.strip()]
+            images.append(
+                {
+                    "name": name,
+                    "architecture": image.arch,
+                    "subarches": subarches or [image.subarch or "generic"],
+                    "label": image.label,
+                    "version": image.version,
+                }
+            )
+    return document(
+        {
+            "images": images,
+            "connected": not isinstance(answer.outcome, NotConnected),
+            "status": _status(answer, entry["in_step"]),
+            **{name: entry[name] for name in ("outcome", "reason", "since", "generation", "behind", "progress")},
+        }
+    )
+
+
+async def import_on_all(parts: Parts, call: Call) -> Reply:
+    """Tell every rack to fetch what is published."""
+    for system_id in parts.racks.enrolled():
+        parts.syncs.consider(system_id, even_if_in_step=True)
+    return text("Import of boot images started on all rack controllers", 202)
+
+
+async def import_on_one(parts: Parts, call: Call) -> Reply:
+    """Tell one rack to fetch what is published."""
+    rack = _find(parts, call)
+    published = await parts.published.read()
+    if published.number is None:
+        return text(wording.nothing_published(), 503, **{"Retry-After": "60"})
+    if not parts.syncs.consider(rack.system_id, even_if_in_step=True):
+        return text(
+            f"Rack {rack.name} is not connected; it fetches what is published when it connects again.",
+            503,
+            **{"Retry-After": "30"},
+        )
+    return text(f"Import of boot images started on {rack.name}", 202)
+
+
+def _find(parts: Parts, call: Call) -> IRack:
+    wanted = call.path["system_id"]
+    for rack in parts.racks.enrolled().values():
+        if wanted in (rack.system_id, rack.name):
+            return rack
+    raise NotFound(f"There is no rack {wanted!r}: no rack has that system id or name.")
+
+
+def _status(answer: RackAnswer, in_step: bool) -> str:
+    """The word that MAAS has for it."""
+    if answer.held is None:
+        return "unknown"
+    if in_step:
+        return "synced"
+    return "syncing" if answer.held.state == "syncing" else "out-of-sync"
+
+
+def _rack(parts: Parts, rack: IRack) -> dict[str, Any]:
+    connected = parts.racks.link_of(rack.system_id) is not None
+    since = parts.racks.not_connected_since(rack.system_id)
+    behind = parts.published.behind(rack.generation)
+    info = "" if connected else "not connected" + (f" since {wording.when(since)}" if since is not None else "")
+    return {
+        "system_id": rack.system_id,
+        "hostname": rack.name,
+        "fqdn": rack.name,
+        "node_type": 2,
+        "node_type_name": "Rack controller",
+        "version": rack.version,
+        "service_set": [{"name": "rackd", "status": "running" if connected else "dead", "status_info": info}],
+        "connected": connected,
+        "not_connected_since": None if connected or since is None else wording.when(since),
+        "last_connected": rack.last_connected and wording.when(rack.last_connected.timestamp()),
+        "enrolled": wording.when(rack.enrolled.timestamp()),
+        "state": rack.state,
+        "generation": rack.generation,
+        "digest": rack.digest,
+        "behind": behind,
+        "progress": dict(rack.progress),
+        "reported": rack.reported and wording.when(rack.reported.timestamp()),
+        "resource_uri": f"{BASE}/rackcontrollers/{rack.system_id}/",
+    }

@@ -1,0 +1,102 @@
+"""Which releases can be deployed, and why one can or cannot: the status of the answer is DESIGN's table."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from twisted.logger import Logger
+
+from region.answers.combine import RETRY_AFTER, Answer, Answers, Policy, State, Target, overall
+from region.answers.releases import Question, UnknownRack
+from region.api.operations import Call, Invalid, Parameter, Reply, invalid_choice
+from region.api.parts import Parts
+
+log = Logger()
+
+STATUS: Final = {
+    State.DEPLOYABLE: 200,
+    State.ARRIVING: 409,
+    State.UNDETERMINED: 503,
+    State.UNKNOWN: 400,
+    State.NO_RACKS: 503,
+    State.NOTHING_PUBLISHED: 503,
+}
+
+PARAMETERS = (
+    Parameter("arch", "Only this architecture, as amd64 or amd64/generic."),
+    Parameter("rack", "Only racks with this system id or name have to serve the machine; may be repeated.", many=True),
+    Parameter("policy", "How many of the racks must hold a release.", choices=tuple(policy.value for policy in Policy)),
+)
+
+_ARCH: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})(/generic)?\Z")
+
+
+async def list_releases(parts: Parts, call: Call) -> Reply:
+    """Every release with its state by architecture, and how asking each rack ended."""
+    question = _question(call)
+    answers = await _answers(parts, question)
+    body = parts.releases.listing(answers, question.arch)
+    if not answers.choices:
+        # An empty list would say that nothing can ever be deployed, which nobody knows.
+        nothing = answers.of(Target("", "", ""))
+        _log_open("anything", nothing, call)
+        return Reply(body, 503, headers=_retry(nothing.state))
+    return Reply(body)
+
+
+async def read_release(parts: Parts, call: Call) -> Reply:
+    """Why a release can be deployed, or not: rack by rack."""
+    question = _question(call)
+    answers = await _answers(parts, question)
+    name = "/".join(part for part in (call.path.get("os", ""), call.path["release"]) if part)
+    meant = answers.named(name)
+    if len(meant) > 1:
+        raise invalid_choice("distro_series", name, meant)
+    os, _, release = (meant[0] if meant else f"/{name}").partition("/")
+    best = overall(answers.for_release(os, release, question.arch))
+    if best.state is State.UNKNOWN:
+        raise _unknown(answers, name, question.arch)
+    if best.state is not State.DEPLOYABLE:
+        _log_open(name, best, call)
+    body = parts.releases.why(answers, os, release, question.arch)
+    return Reply(body, STATUS[best.state], headers=_retry(best.state))
+
+
+async def _answers(parts: Parts, question: Question) -> Answers:
+    try:
+        return await parts.releases.answers(question)
+    except UnknownRack as error:
+        raise invalid_choice("rack", error.rack, error.enrolled) from error
+
+
+def _question(call: Call) -> Question:
+    arch = call.values.get("arch")
+    if arch is not None:
+        found = _ARCH.match(arch)
+        if found is None:
+            raise Invalid({"arch": [f"'{arch}' is not an architecture: give one such as 'amd64' or 'amd64/generic'."]})
+        arch = found[1]
+    policy = Policy(call.values.get("policy", Policy.ANY.value))
+    return Question(policy, frozenset(call.values.get("rack", ())), arch)
+
+
+def _unknown(answers: Answers, name: str, arch: str | None) -> Invalid:
+    """400, with what there is instead: never nothing, for then the state is another."""
+    offered = sorted({target.name for target in answers.choices if arch in (None, target.arch)})
+    if not offered:
+        # The release is not to blame: there is nothing at all for this architecture.
+        arches = sorted({target.arch for target in answers.choices})
+        return invalid_choice("architecture", arch or "", arches)
+    return invalid_choice("distro_series", name, offered)
+
+
+def _retry(state: State) -> dict[str, str]:
+    return {"Retry-After": str(RETRY_AFTER[state])} if state in RETRY_AFTER else {}
+
+
+def _log_open(what: str, answer: Answer, call: Call) -> None:
+    log.warn(
+        "Whether {what} can be deployed: {state}. {reason} [{correlation}]",
+        what=what, state=answer.state.value, reason=answer.reason, correlation=call.correlation,
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""Fakes of what the API is made over: keys, racks, generations and an importer, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from attrs import define, field, frozen
+from twisted.internet.defer import Deferred
+
+from region.answers.combine import Catalogue
+from region.api.keys import ApiKey
+from rpc.manifest import Manifest
+from rpc.outcomes import Answered, Outcome
+
+EPOCH = 1_780_000_000.0
+NOW = datetime.fromtimestamp(EPOCH, UTC)
+
+
+class Keys:
+    """A store of keys that has one, ``consumer:token:secret``."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], ApiKey] = {}
+        self.looked_up: list[tuple[str, str]] = []
+        self.pending: Deferred[None] | None = None
+        self.error: Exception | None = None
+        self.add()
+
+    @staticmethod
+    def default() -> ApiKey:
+        return ApiKey("consumer", "token", "secret", "someone", NOW)
+
+    def add(self) -> None:
+        self.known["consumer", "token"] = self.default()
+
+    async def find(self, consumer_key: str, token_key: str) -> ApiKey | None:
+        self.looked_up.append((consumer_key, token_key))
+        if self.pending is not None:
+            await self.pending
+        if self.error is not None:
+            raise self.error
+        return self.known.get((consumer_key, token_key))
+
+
+@frozen
+class Rack:
+    """An enrolled rack."""
+
+    system_id: str
+    name: str
+    version: str = "0.1.0"
+    state: str = "ready"
+    generation: int | None = None
+    digest: str | None = None
+    progress: Mapping[str, Any] = field(factory=dict)
+    enrolled: datetime = NOW
+    last_connected: datetime | None = NOW
+    last_disconnected: datetime | None = None
+    reported: datetime | None = NOW
+
+
+@define
+class Link:
+    """A link on which a rack answers with what it holds, or with an outcome."""
+
+    state: str
+    generation: int
+    catalogue: Catalogue
+    outcome: Outcome[Any] | None = None
+    asks: int = 0
+    pending: Deferred[None] | None = None
+
+    async def ask(self, command: Any, *, deadline: float | None = None, **arguments: Any) -> Outcome[Any]:
+        self.asks += 1
+        if self.pending is not None:
+            await self.pending
+        if self.outcome is not None:
+            return self.outcome
+        manifest = self.catalogue.manifest
+        value = {"state": self.state, "generation": self.generation, "digest": manifest.digest}
+        if not manifest.images:
+            value["digest"] = ""
+        elif arguments["known_digest"] != manifest.digest:
+            value["inventory"] = manifest.canonical
+        return Answered(value, 0.001 * self.asks)
+
+
+class Racks:
+    """The enrolled racks; each has a link unless it is taken away."""
+
+    def __init__(self) -> None:
+        self.racks: dict[str, Rack] = {}
+        self.links: dict[str, Link] = {}
+        self.ended: dict[str, float] = {}
+        self.told: list[str] = []
+        self.forgotten: dict[str, bool] = {}
+
+    def add(self, system_id: str, catalogue: Catalogue, generation: int = 1, state: str = "ready") -> Link:
+        self.racks[system_id] = Rack(system_id, f"rack-{system_id}", generation=generation, digest=catalogue.digest)
+        self.links[system_id] = Link(state, generation, catalogue)
+        return self.links[system_id]
+
+    def enrolled(self) -> Mapping[str, Rack]:
+        return self.racks
+
+    def link_of(self, system_id: str) -> Link | None:
+        return self.links.get(system_id)
+
+    def not_connected_since(self, system_id: str) -> float | None:
+        return self.ended.get(system_id)
+
+    @property
+    def store(self) -> Racks:
+        return self
+
+    async def forget(self, system_id: str) -> bool:
+        self.links.pop(system_id, None)
+        return self.forgotten.setdefault(system_id, system_id in self.racks)
+
+    async def refresh(self) -> None:
+        for system_id in self.forgotten:
+            self.racks.pop(system_id, None)
+
+    def consider(self, system_id: str, *, even_if_in_step: bool = False) -> bool:
+        self.told.append(system_id)
+        return system_id in self.links
+
+
+@frozen
+class Generation:
+    """A generation."""
+
+    number: int
+    manifest: Manifest
+    published: datetime = NOW
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+
+class Generations:
+    """The generations that were published, as :class:`region.images.store.GenerationStore` tells of them."""
+
+    def __init__(self) -> None:
+        self.published: list[Generation] = []
+
+    def publish(self, manifest: Manifest) -> None:
+        self.published.append(Generation(len(self.published) + 1, manifest))
+
+    async def current(self) -> Generation | None:
+        return self.published[-1] if self.published else None
+
+    async def listings(self) -> Mapping[int, frozenset[tuple[str, str, str]]]:
+        return {
+            generation.number: frozenset((image.os, image.release, image.arch) for image in generation.manifest.images)
+            for generation in self.published
+        }
+
+
+async def ask_each(
+    command: Any, asks: Mapping[str, tuple[Any, Mapping[str, Any]]], *, deadline: float
+) -> Mapping[str, Outcome[Any]]:
+    """As :func:`rpc.rounds.ask_all`, over fake links."""
+    waiting = {
+        name: Deferred.fromCoroutine(_ask(link, command, deadline, arguments))
+        for name, (link, arguments) in asks.items()
+    }
+    return {name: await each for name, each in waiting.items()}
+
+
+async def _ask(link: Any, command: Any, deadline: float, arguments: Mapping[str, Any]) -> Outcome[Any]:
+    outcome: Outcome[Any] = await link.ask(command, deadline=deadline, **arguments)
+    return outcome

@@ -1,0 +1,473 @@
+"""The releases as API clients see them: DESIGN's table, with its statuses and bodies, over racks that are asked."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from region.answers import releases
+from region.answers.asking import Asker
+from region.answers.combine import Catalogue, Target
+from region.answers.published import PublishedView
+from region.answers.releases import Question, Releases
+from region.api import Api, Authenticator, Parts
+from region.api.routes import OPERATIONS
+from region.database import DatabaseUnavailable
+from rpc.manifest import Manifest
+from rpc.outcomes import Failed, TimedOut
+from tests.region.fakes import EPOCH, Generations, Keys, Racks, ask_each
+from tests.region.inventories import BOOKWORM, FOCAL, NOBLE, NOBLE_ARM, catalogue, image, loader
+from tests.region.web import Connection, Response
+
+
+class ReleasesTestCase(SynchronousTestCase):
+    """An API over fake racks and generations."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(EPOCH)
+        self.racks = Racks()
+        self.generations = Generations()
+        view = PublishedView(cast(Any, self.generations))
+        asker = Asker(self.racks, self.clock, published=view.catalogue, expected=view.current_digest, ask_all=ask_each)
+        self.parts = Parts(
+            releases=Releases(asker, view, self.clock),
+            asker=asker,
+            published=view,
+            racks=self.racks,
+            syncs=self.racks,
+            sources=cast(Any, None),
+            generations=cast(Any, self.generations),
+            jobs=cast(Any, None),
+            importer=cast(Any, None),
+            software="1.2.3",
+        )
+        api = Api(self.parts, Authenticator(Keys(), self.clock))
+        self.resource = api.resource()
+
+    def connect(self) -> Connection:
+        return Connection(self.resource, self.clock)
+
+    def ask(self, method: str, path: str, **keywords: Any) -> Response:
+        connection = self.connect()
+        connection.send(method, path, **keywords)
+        return connection.response(method)
+
+    def get(self, path: str, **keywords: Any) -> Response:
+        return self.ask("GET", path, **keywords)
+
+    def publish(self, *targets: Target, version: str = "20260101") -> Catalogue:
+        published = catalogue(targets, version)
+        self.generations.publish(published.manifest)
+        return published
+
+
+class Why(ReleasesTestCase):
+    """``releases/{os}/{release}/``: the status is the answer, the body says why."""
+
+    def test_a_release_that_a_rack_holds_is_200(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE))
+        response = self.get("releases/ubuntu/noble/")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (200, None))
+        document = response.json
+        self.assertEqual((document["state"], document["reason"]), ("deployable", "The rack holds it."))
+        self.assertEqual(document["generation"]["number"], 1)
+        (row,) = document["architectures"][0]["racks"]
+        self.assertEqual((row["name"], row["holds"], row["versions"]), ("rack-aaaaaa", True, ["20260101"]))
+
+    def test_an_arriving_release_is_409_and_says_which_racks_are_behind_and_how_far(self) -> None:
+        old = self.publish(FOCAL)
+        self.publish(FOCAL, version="20260102")
+        self.publish(FOCAL, NOBLE)
+        self.racks.add("aaaaaa", old, 1, "syncing")
+        response = self.get("releases/ubuntu/noble/")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (409, "30"))
+        self.assertEqual(response.json["state"], "arriving")
+        (row,) = response.json["architectures"][0]["racks"]
+        self.assertEqual((row["holds"], row["generation"], row["behind"], row["state"]), (False, 1, 2, "syncing"))
+        self.assertEqual(response.json["architectures"][0]["racks_behind"], ["aaaaaa"])
+
+    def test_an_undetermined_release_is_503_and_says_which_racks_since_when_and_why(self) -> None:
+        link = self.racks.add("aaaaaa", self.publish(NOBLE))
+        del self.racks.links["aaaaaa"]
+        self.racks.ended["aaaaaa"] = EPOCH - 60
+        response = self.get("releases/ubuntu/noble/?arch=amd64")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "10"))
+        (row,) = response.json["architectures"][0]["racks"]
+        self.assertEqual((row["outcome"], row["holds"], row["since"]), ("not-connected", None, "2026-05-28T20:25:40Z"))
+        self.assertIn("rack-aaaaaa may hold it, but it is not connected since 2026-05-28", response.json["reason"])
+        self.racks.links["aaaaaa"] = link
+        link.outcome = TimedOut(2.0)
+        (row,) = self.get("releases/ubuntu/noble/").json["architectures"][0]["racks"]
+        self.assertEqual((row["outcome"], row["reason"][:33]), ("timed-out", "it did not answer within 2 s (sil"))
+        link.outcome = Failed("Unhandled", "reference 42")
+        (row,) = self.get("releases/ubuntu/noble/").json["architectures"][0]["racks"]
+        self.assertEqual(row["outcome"], "failed")
+        self.assertIn("Unhandled: reference 42", row["reason"])
+
+    def test_an_unknown_release_is_400_with_exactly_the_body_that_clients_know(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE, FOCAL))
+        response = self.get("releases/x/")
+        self.assertEqual((response.status, response.headers["Content-Type"]), (400, "application/json; charset=utf-8"))
+        self.assertEqual(
+            response.text,
+            '{"distro_series": ["\'x\' is not a valid distro_series.  '
+            "It should be one of: 'ubuntu/focal', 'ubuntu/noble'.\"]}",
+        )
+        self.assertIn("'ubuntu/x' is not a valid", self.get("releases/ubuntu/x/").text)
+        self.assertIn("'ubuntu/x' is not a valid", self.get("releases/ubuntu%2Fx/").text)
+
+    def test_boot_loaders_are_no_release_that_one_could_choose(self) -> None:
+        images = Manifest([image(NOBLE), loader()])
+        self.generations.publish(images)
+        self.racks.add("aaaaaa", Catalogue(images)).outcome = TimedOut(2.0)
+        self.assertEqual([entry["name"] for entry in self.get("releases/").json["releases"]], ["ubuntu/noble"])
+        self.assertIn("should be one of: 'ubuntu/noble'.", self.get("releases/x/").text)
+
+    def test_a_release_that_a_silent_rack_may_hold_is_never_400(self) -> None:
+        self.publish(FOCAL)
+        self.publish(NOBLE)
+        self.racks.add("aaaaaa", catalogue([FOCAL]), 1).outcome = TimedOut(2.0)
+        self.assertEqual(self.get("releases/ubuntu/focal/").status, 503)
+        self.assertEqual(self.get("releases/ubuntu/trusty/").status, 400)
+
+    def test_without_racks_or_before_anything_is_published_it_is_503_saying_which(self) -> None:
+        response = self.get("releases/ubuntu/noble/")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "60"))
+        self.assertIn("No rack is enrolled", response.json["reason"])
+        self.racks.add("aaaaaa", catalogue([]), -1, "empty")
+        response = self.get("releases/ubuntu/noble/")
+        self.assertEqual(response.status, 503)
+        self.assertIn("No images have been published yet", response.json["reason"])
+        self.generations.publish(Manifest([loader()]))
+        response = self.get("releases/ubuntu/noble/")
+        self.assertEqual(response.status, 503)
+        self.assertIn("Generation 1 lists no release", response.json["reason"])
+
+    def test_a_bare_name_is_accepted_where_it_is_unambiguous(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE, BOOKWORM, Target("custom", "bookworm", "amd64")))
+        self.assertEqual(self.get("releases/noble/").json["name"], "ubuntu/noble")
+        response = self.get("releases/bookworm/")
+        self.assertEqual(
+            (response.status, response.json),
+            (400, {"distro_series": ["'bookworm' is not a valid distro_series.  It should be one of: "
+                                     "'custom/bookworm', 'debian/bookworm'."]}),
+        )  # fmt: skip
+
+    def test_one_architecture_can_be_asked_about(self) -> None:
+        self.publish(NOBLE, NOBLE_ARM, FOCAL)
+        self.racks.add("aaaaaa", catalogue([NOBLE, FOCAL]))
+        self.assertEqual(self.get("releases/ubuntu/noble/?arch=amd64/generic").status, 200)
+        self.assertEqual(self.get("releases/ubuntu/noble/?arch=arm64").status, 409)
+        self.assertEqual(self.get("releases/ubuntu/noble/").status, 200)
+        response = self.get("releases/ubuntu/focal/?arch=arm64")
+        self.assertEqual((response.status, response.json["distro_series"][0][-35:]),
+                         (400, " It should be one of: 'ubuntu/noble'."[-35:]))  # fmt: skip
+        response = self.get("releases/ubuntu/focal/?arch=riscv64")
+        self.assertEqual(
+            (response.status, response.json),
+            (400, {"architecture": ["'riscv64' is not a valid architecture.  It should be one of: 'amd64', 'arm64'."]}),
+        )
+
+    def test_the_racks_that_must_serve_can_be_named(self) -> None:
+        held = self.publish(NOBLE)
+        self.racks.add("aaaaaa", held)
+        self.racks.add("bbbbbb", catalogue([FOCAL]))
+        self.assertEqual(self.get("releases/noble/?rack=bbbbbb").status, 409)
+        self.assertEqual(self.get("releases/noble/?rack=rack-aaaaaa").status, 200)
+        self.assertEqual(self.get("releases/noble/?rack=aaaaaa&rack=bbbbbb").status, 200)
+        self.assertEqual(self.get("releases/noble/?rack=aaaaaa&rack=bbbbbb&policy=all").status, 409)
+        self.assertEqual(self.get("releases/noble/?policy=all").status, 409)
+
+    def test_a_bad_filter_is_400_and_says_what_is_allowed(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE))
+        for query, expected in (
+            ("arch=a%20b", {"arch": ["'a b' is not an architecture: give one such as 'amd64' or 'amd64/generic'."]}),
+            ("arch=amd64/hwe-24.04", {"arch": ["'amd64/hwe-24.04' is not an architecture: give one such as 'amd64' or "
+                                               "'amd64/generic'."]}),
+            ("rack=nobody", {"rack": ["'nobody' is not a valid rack.  It should be one of: 'aaaaaa'."]}),
+            ("policy=most", {"policy": ["'most' is not a valid policy.  It should be one of: 'any', 'all'."]}),
+            ("archs=amd64", {"archs": ["GET releases/ has no such parameter; it has arch, rack, policy."]}),
+        ):  # fmt: skip
+            response = self.get(f"releases/?{query}")
+            self.assertEqual((response.status, response.json), (400, expected))
+
+    def test_a_rack_that_is_asked_about_while_none_is_enrolled_is_no_error_of_the_client(self) -> None:
+        self.publish(NOBLE)
+        response = self.get("releases/noble/?rack=aaaaaa")
+        self.assertEqual((response.status, response.json["state"]), (503, "no-racks"))
+
+    def test_under_policy_all_what_cannot_come_to_be_held_is_not_offered(self) -> None:
+        self.publish(FOCAL)
+        self.racks.add("aaaaaa", catalogue([FOCAL]), 1)
+        self.racks.add("bbbbbb", self.publish(NOBLE), 2)
+        response = self.get("releases/focal/?policy=all")
+        self.assertEqual((response.status, response.json["distro_series"][0][-37:]),
+                         (400, "  It should be one of: 'ubuntu/noble'."[-37:]))  # fmt: skip
+        (focal, _) = self.get("releases/?policy=all").json["releases"]
+        self.assertIn("rack-aaaaaa still holds it, but generation 2 no longer lists it", focal["reason"])
+
+
+class Listing(ReleasesTestCase):
+    """``releases/``: all of them, and every rack's outcome."""
+
+    def test_the_list_has_titles_support_windows_states_and_racks(self) -> None:
+        images = [
+            image(
+                NOBLE,
+                "2",
+                "ga-24.04",
+                release_title="24.04 LTS",
+                support_eol="2029-05-31",
+                support_esm_eol="2034-04-25",
+            ),
+            image(NOBLE, "2", "hwe-24.04", release_title="24.04 LTS", support_eol="2029-05-31"),
+            image(FOCAL, release_title="20.04 LTS", support_eol="2025-05-31", support_esm_eol="2030-04-02"),
+            image(BOOKWORM, support_eol="soon"),
+            loader(),
+        ]
+        self.generations.publish(Manifest(images))
+        self.racks.add("aaaaaa", Catalogue(Manifest(images)))
+        self.racks.add("bbbbbb", catalogue([])).outcome = TimedOut(2.0)
+        document = self.get("releases/").json
+        bookworm, focal, noble = document["releases"]
+        self.assertEqual((bookworm["name"], bookworm["title"]), ("debian/bookworm", "bookworm"))
+        self.assertEqual(bookworm["support"], {"state": "unknown", "eol": None, "esm_eol": None})
+        self.assertEqual(focal["support"], {"state": "extended", "eol": "2025-05-31", "esm_eol": "2030-04-02"})
+        self.assertEqual(
+            (noble["title"], noble["support"]["state"], noble["state"]), ("24.04 LTS", "supported", "deployable")
+        )
+        (architecture,) = noble["architectures"]
+        self.assertEqual(architecture["subarches"], ["ga-24.04", "hwe-24.04"])
+        self.assertEqual(
+            (architecture["size"], architecture["version"], architecture["racks"]), (6000, "2", ["aaaaaa"])
+        )
+        self.assertEqual([rack["outcome"] for rack in document["racks"]], ["answered", "timed-out"])
+        self.assertEqual(document["racks"][0]["in_step"], True)
+
+    def test_a_release_whose_support_has_ended_is_still_listed(self) -> None:
+        images = Manifest([image(FOCAL, support_eol="2025-05-31")])
+        self.generations.publish(images)
+        self.racks.add("aaaaaa", Catalogue(images))
+        (focal,) = self.get("releases/").json["releases"]
+        self.assertEqual((focal["support"]["state"], focal["state"]), ("ended", "deployable"))
+
+    def test_the_list_can_be_narrowed_to_an_architecture(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE, NOBLE_ARM, FOCAL))
+        names = [release["name"] for release in self.get("releases/?arch=arm64").json["releases"]]
+        self.assertEqual(names, ["ubuntu/noble"])
+
+    def test_without_racks_what_is_published_is_listed_with_the_reason(self) -> None:
+        self.publish(NOBLE)
+        response = self.get("releases/")
+        self.assertEqual((response.status, response.json["releases"][0]["state"]), (200, "no-racks"))
+        self.assertIn("No rack is enrolled", response.json["reason"])
+
+    def test_an_empty_list_is_never_given_as_a_good_answer(self) -> None:
+        response = self.get("releases/")
+        self.assertEqual((response.status, response.json["releases"]), (503, []))
+        self.racks.add("aaaaaa", catalogue([]), -1, "empty")
+        response = self.get("releases/")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "60"))
+        self.assertIn("No images have been published yet", response.json["reason"])
+
+    def test_a_rack_that_falls_silent_takes_no_release_from_the_list(self) -> None:
+        link = self.racks.add("aaaaaa", self.publish(NOBLE, FOCAL))
+        before = {release["name"] for release in self.get("releases/").json["releases"]}
+        link.outcome = Failed("LinkLost", "gone")
+        after = self.get("releases/").json["releases"]
+        self.assertEqual({release["name"] for release in after}, before)
+        self.assertEqual({release["state"] for release in after}, {"undetermined"})
+
+    def test_what_a_rack_holds_of_an_older_generation_is_described_by_the_rack(self) -> None:
+        older = Manifest([image(FOCAL, release_title="20.04 LTS")])
+        self.generations.publish(older)
+        self.publish(NOBLE)
+        self.racks.add("aaaaaa", Catalogue(older))
+        focal = self.get("releases/").json["releases"][0]
+        self.assertEqual((focal["title"], focal["state"]), ("20.04 LTS", "deployable"))
+
+    def test_equal_rounds_are_written_down_once(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE))
+        self.get("releases/")
+        first = self.successResultOf(self._listing())
+        self.assertIs(self.successResultOf(self._listing()), first)
+        self.publish(NOBLE, FOCAL)
+        self.assertIsNot(self.successResultOf(self._listing()), first)
+
+    def _listing(self) -> Any:
+        async def listing() -> bytes:
+            answers = await self.parts.releases.answers(Question())
+            return self.parts.releases.listing(answers, None)
+
+        return Deferred.fromCoroutine(listing())
+
+    def test_what_is_remembered_is_bounded(self) -> None:
+        self.patch(releases, "REMEMBERED_BYTES", 1)
+        self.setUp()
+        self.racks.add("aaaaaa", self.publish(NOBLE))
+        first = self.successResultOf(self._listing())
+        second = self.successResultOf(self._listing())
+        self.assertIsNot(first, second)
+        self.assertEqual(first, second)
+
+    def test_support_ends_with_the_day_and_not_with_the_process(self) -> None:
+        images = Manifest([image(FOCAL, support_eol="2026-05-28")])
+        self.generations.publish(images)
+        self.racks.add("aaaaaa", Catalogue(images))
+        states = [self.get("releases/").json["releases"][0]["support"]["state"]]
+        self.clock.advance(86400)
+        states.append(self.get("releases/").json["releases"][0]["support"]["state"])
+        self.assertEqual(states, ["supported", "ended"])
+
+    def test_clients_that_ask_together_cost_one_round(self) -> None:
+        link = self.racks.add("aaaaaa", self.publish(NOBLE))
+        link.pending = Deferred()
+        connections = [self.connect() for _ in range(64)]
+        for number, connection in enumerate(connections):
+            connection.send("GET", "releases/" if number % 2 else "releases/noble/")
+        link.pending.callback(None)
+        self.assertEqual({connection.response().status for connection in connections}, {200})
+        self.assertEqual(link.asks, 1)
+
+    def test_a_database_that_is_away_is_503_and_not_an_empty_list(self) -> None:
+        async def current() -> None:
+            raise DatabaseUnavailable("cannot connect to database x: refused")
+
+        self.generations.current = current  # type: ignore[method-assign]  # it is away
+        response = self.get("releases/")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "5"))
+
+
+class RackControllers(ReleasesTestCase):
+    """``rackcontrollers/``."""
+
+    def test_racks_are_listed_by_name_with_their_state(self) -> None:
+        self.publish(FOCAL)
+        held = self.publish(NOBLE)
+        self.racks.add("bbbbbb", held, 2)
+        self.racks.add("aaaaaa", catalogue([FOCAL]), 1)
+        del self.racks.links["aaaaaa"]
+        self.racks.ended["aaaaaa"] = EPOCH
+        one, two = self.get("rackcontrollers/").json
+        self.assertEqual((one["hostname"], one["connected"], one["behind"]), ("rack-aaaaaa", False, 1))
+        self.assertEqual(one["service_set"][0]["status_info"], "not connected since 2026-05-28T20:26:40Z")
+        self.assertEqual((two["connected"], two["behind"], two["service_set"][0]["status"]), (True, 0, "running"))
+
+    def test_a_rack_is_found_by_id_and_by_name(self) -> None:
+        self.racks.add("aaaaaa", catalogue([NOBLE]))
+        for name in ("aaaaaa", "rack-aaaaaa"):
+            self.assertEqual(self.get(f"rackcontrollers/{name}/").json["system_id"], "aaaaaa")
+        response = self.get("rackcontrollers/zzz/")
+        self.assertEqual(
+            (response.status, response.text), (404, "There is no rack 'zzz': no rack has that system id or name.")
+        )
+
+    def test_what_a_rack_holds_is_asked_of_it(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE))
+        document = self.get("rackcontrollers/aaaaaa/?op=list_boot_images").json
+        self.assertEqual((document["connected"], document["status"]), (True, "synced"))
+        (found,) = document["images"]
+        self.assertEqual((found["name"], found["architecture"]), ("ubuntu/noble", "amd64"))
+
+    def test_a_rack_that_does_not_answer_is_said_to_be_unknown_and_not_empty(self) -> None:
+        link = self.racks.add("aaaaaa", self.publish(NOBLE))
+        link.outcome = TimedOut(2.0)
+        document = self.get("rackcontrollers/aaaaaa/?op=list_boot_images").json
+        self.assertEqual(
+            (document["connected"], document["status"], document["outcome"]), (True, "unknown", "timed-out")
+        )
+        del self.racks.links["aaaaaa"]
+        document = self.get("rackcontrollers/aaaaaa/?op=list_boot_images").json
+        self.assertEqual((document["connected"], document["outcome"]), (False, "not-connected"))
+
+    def test_a_rack_that_is_behind_is_out_of_sync_or_syncing(self) -> None:
+        self.publish(NOBLE)
+        link = self.racks.add("aaaaaa", catalogue([FOCAL]))
+        status = [self.get("rackcontrollers/aaaaaa/?op=list_boot_images").json["status"]]
+        link.state = "syncing"
+        status.append(self.get("rackcontrollers/aaaaaa/?op=list_boot_images").json["status"])
+        self.assertEqual(status, ["out-of-sync", "syncing"])
+
+    def test_racks_can_be_told_to_fetch(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE))
+        self.racks.add("bbbbbb", catalogue([]))
+        response = self.ask("POST", "rackcontrollers/?op=import_boot_images")
+        self.assertEqual((response.status, self.racks.told), (202, ["aaaaaa", "bbbbbb"]))
+        response = self.ask("POST", "rackcontrollers/bbbbbb/?op=import_boot_images")
+        self.assertEqual((response.status, response.text), (202, "Import of boot images started on rack-bbbbbb"))
+
+    def test_a_rack_that_cannot_be_told_is_503_saying_why(self) -> None:
+        self.racks.add("aaaaaa", catalogue([]))
+        response = self.ask("POST", "rackcontrollers/aaaaaa/?op=import_boot_images")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "60"))
+        self.assertIn("No images have been published yet", response.text)
+        self.publish(NOBLE)
+        del self.racks.links["aaaaaa"]
+        response = self.ask("POST", "rackcontrollers/aaaaaa/?op=import_boot_images")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "30"))
+        self.assertIn("rack-aaaaaa is not connected", response.text)
+
+    def test_a_rack_that_is_forgotten_is_not_waited_for_any_more(self) -> None:
+        self.publish(FOCAL)
+        self.racks.add("aaaaaa", self.publish(NOBLE), 2)
+        self.racks.add("bbbbbb", catalogue([FOCAL]), 1).outcome = TimedOut(2.0)
+        self.assertEqual(self.get("releases/focal/").status, 503)
+        self.assertEqual(self.ask("DELETE", "rackcontrollers/bbbbbb/").status, 204)
+        self.assertEqual(self.get("releases/focal/").status, 400)
+        self.assertEqual(self.ask("DELETE", "rackcontrollers/bbbbbb/").status, 404)
+
+
+class About(ReleasesTestCase):
+    """What the API says of itself."""
+
+    def test_the_version_is_anonymous(self) -> None:
+        document = self.get("version/", key=False).json
+        self.assertEqual((document["version"], document["subversion"]), ("1.2.3", ""))
+        self.assertIn("network-deployment-ubuntu", document["capabilities"])
+
+    def test_describe_has_exactly_the_content_type_that_maas_demands_and_absolute_uris(self) -> None:
+        response = self.get("describe/", key=False)
+        self.assertEqual(response.headers["Content-Type"], "application/json")
+        resources = {resource["name"]: resource for resource in response.json["resources"]}
+        release = resources["Release"]["auth"]
+        self.assertEqual(release["uri"], "http://region.example.com:5240/MAAS/api/2.0/releases/{os}/{release}/")
+        self.assertEqual(release["params"], ["os", "release"])
+        self.assertIsNone(resources["Version"]["auth"])
+        actions = {action["name"]: action for action in resources["BootResources"]["auth"]["actions"]}
+        self.assertEqual((actions["import"]["op"], actions["import"]["restful"]), ("import", False))
+        self.assertEqual((actions["read"]["op"], actions["read"]["restful"]), (None, True))
+        self.assertEqual(response.json["hash"], response.headers["X-MAAS-API-Hash"])
+
+    def test_the_key_s_owner_can_be_asked_for(self) -> None:
+        self.assertEqual(self.get("users/?op=whoami").json["username"], "someone")
+
+    def test_the_openapi_document_has_every_operation_and_every_parameter(self) -> None:
+        response = self.get("openapi.json", key=False)
+        document = response.json
+        self.assertEqual((document["openapi"], response.headers["Content-Type"]), ("3.1.0", "application/json"))
+        for operation in OPERATIONS:
+            described = document["paths"][operation.path][operation.method.lower()]
+            self.assertIn(operation.doc, described["description"])
+            for status in operation.answers:
+                self.assertIn(str(status), described["responses"])
+            ops = [one["schema"]["enum"] for one in described.get("parameters", ()) if one["name"] == "op"]
+            if operation.op:
+                self.assertIn(operation.op, ops[0])
+            for parameter in operation.parameters:
+                if operation.method == "GET":
+                    self.assertIn(parameter.name, [one["name"] for one in described["parameters"]])
+                else:
+                    schema = described["requestBody"]["content"]["multipart/form-data"]["schema"]
+                    self.assertIn(parameter.name, schema["properties"])
+            self.assertEqual(described.get("security") == [], operation.anonymous)
+        names = [
+            one["operationId"]
+            for path in document["paths"].values()
+            for key, one in path.items()
+            if key != "parameters"
+        ]
+        self.assertEqual(len(set(names)), len(names))
