@@ -1,0 +1,90 @@
+"""What an operator can set for the region, with its defaults. ``etc/region.toml`` explains each setting.
+
+Values are checked here as far as one can without touching the machine; a bad one is a
+:class:`~rpc.settings.SettingsError` that names the file and the key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from attrs import field, frozen
+
+from rpc.settings import at_least, between, satisfies
+
+
+def _is_proxy(value: str) -> bool:
+    parts = urlsplit(value)
+    return not value or (parts.scheme == "http" and bool(parts.hostname))
+
+
+def _is_stream_url(value: str) -> bool:
+    parts = urlsplit(value)
+    return not value or (parts.scheme in ("http", "https") and bool(parts.netloc))
+
+
+_port = between(0, 65535)
+_proxy = satisfies(_is_proxy, "must be a proxy's address such as 'http://proxy.example.com:3128'")
+_stream_url = satisfies(_is_stream_url, "must be a URL such as 'http://region.example.com/MAAS/images-stream'")
+_database = satisfies(
+    lambda value: not value or value.startswith(("postgresql://", "postgres://")),
+    "must begin with 'postgresql://', or be empty for a PostgreSQL that the region runs itself",
+)
+
+
+@frozen
+class HttpConfig:
+    """Where the API and the image stream are served. ``port`` 0 takes any free one."""
+
+    listen: str = "0.0.0.0"
+    port: int = field(default=5240, validator=_port)
+
+
+@frozen
+class RpcConfig:
+    """Where racks connect, over TLS. ``advertise`` is the HOST:PORT that join tokens tell people to use."""
+
+    listen: str = "0.0.0.0"
+    port: int = field(default=5250, validator=_port)
+    advertise: str = ""
+
+
+@frozen
+class ImportConfig:
+    """How images are imported. ``interval_minutes`` 0 imports on request only; ``proxy`` is an http proxy's URL."""
+
+    interval_minutes: float = field(default=60.0, validator=at_least(0))
+    at_start: bool = True
+    concurrency: int = field(default=4, validator=between(1, 64))
+    connect_timeout_seconds: float = field(default=10.0, validator=between(0.001, 86400))
+    idle_timeout_seconds: float = field(default=30.0, validator=between(0.001, 86400))
+    proxy: str = field(default="", validator=_proxy)
+
+
+@frozen
+class AskConfig:
+    """How racks are asked: each must answer within ``deadline_seconds`` or counts as not having answered."""
+
+    deadline_seconds: float = field(default=2.0, validator=between(0.001, 86400))
+
+
+@frozen
+class StreamConfig:
+    """``url`` is where racks fetch images. Empty: this region's own stream, on the address the rack connected to."""
+
+    url: str = field(default="", validator=_stream_url)
+
+
+@frozen
+class RegionConfig:
+    """All settings of a region. ``database`` empty runs a PostgreSQL of the region's own in ``state_directory``."""
+
+    name: str = "region"
+    state_directory: Path = Path("/var/lib/stanchion/region")
+    database: str = field(default="", validator=_database)
+    http: HttpConfig = HttpConfig()
+    rpc: RpcConfig = RpcConfig()
+    images: ImportConfig = ImportConfig()
+    ask: AskConfig = AskConfig()
+    stream: StreamConfig = StreamConfig()

@@ -1,0 +1,228 @@
+"""Which racks there are, what each last reported, and which of them are linked to this process right now.
+
+:class:`RackStore` is the table; :class:`RackRegistry` is what the rest of the region asks: the enrolled racks as one
+immutable mapping, replaced whole whenever the table changes, and the live links beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from attrs import evolve, field, frozen
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.logger import Logger
+
+from region.database.pool import Database, Transaction
+from rpc.protocol import Link
+
+log = Logger()
+
+CHANNEL: Final = "stanchion_rack"
+"""The NOTIFY channel that says that a rack was enrolled, revoked, renamed or forgotten."""
+
+_ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+class RackRefused(Exception):
+    """A rack cannot be enrolled or served; the text says why and what to do."""
+
+
+@frozen
+class Rack:
+    """One enrolled rack and what it last said. ``generation`` and ``digest`` are None while it has said nothing."""
+
+    system_id: str
+    name: str
+    certificate_sha256: str
+    enrolled: datetime
+    revoked: datetime | None = None
+    version: str = ""
+    last_connected: datetime | None = None
+    last_disconnected: datetime | None = None
+    generation: int | None = None
+    digest: str | None = None
+    state: str = "unknown"
+    progress: Mapping[str, Any] = field(factory=dict)
+    reported: datetime | None = None
+
+
+_SELECT: Final = """
+SELECT rack.system_id, name, certificate_sha256, enrolled, revoked, version, last_connected, last_disconnected,
+       generation, digest, coalesce(state, 'unknown'), coalesce(progress, '{}'), reported
+FROM rack LEFT JOIN rack_inventory USING (system_id)
+"""
+
+
+class RackStore:
+    """The ``rack`` and ``rack_inventory`` tables."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list(self) -> list[Rack]:
+        """Every rack that is enrolled and not revoked, by name."""
+        return [Rack(*row) for row in await self._database.query(_SELECT + " WHERE revoked IS NULL ORDER BY name")]
+
+    async def enrol(self, transaction: Transaction, system_id: str, name: str, certificate_sha256: str) -> None:
+        """Insert a rack, in the caller's transaction.
+
+        :raises RackRefused: if another rack has the name.
+        """
+        inserted = await transaction.execute(
+            "INSERT INTO rack (system_id, name, certificate_sha256) VALUES (%s, %s, %s) ON CONFLICT (name) DO NOTHING",
+            (system_id, name, certificate_sha256),
+        )
+        if not inserted:
+            raise RackRefused(
+                f"a rack named {name!r} has joined already: join with another name (--name), or forget that rack "
+                f"first (stanchion racks --forget {name})"
+            )
+        await transaction.execute("SELECT pg_notify(%s, %s)", (CHANNEL, system_id))
+
+    async def forget(self, system_id: str) -> bool:
+        """Remove a rack, so that its certificate is refused from now on. Whether there was one."""
+
+        async def remove(transaction: Transaction) -> bool:
+            removed = await transaction.execute("DELETE FROM rack WHERE system_id = %s", (system_id,))
+            await transaction.execute("SELECT pg_notify(%s, %s)", (CHANNEL, system_id))
+            return removed > 0
+
+        return await self._database.transact(remove)
+
+    async def connected(self, system_id: str, version: str) -> None:
+        """Record that the rack connected just now and which software it runs."""
+        await self._database.execute(
+            "UPDATE rack SET last_connected = now(), version = %s WHERE system_id = %s", (version, system_id)
+        )
+
+    async def disconnected(self, system_id: str) -> None:
+        """Record that the rack's link ended just now."""
+        await self._database.execute("UPDATE rack SET last_disconnected = now() WHERE system_id = %s", (system_id,))
+
+    async def report(
+        self, system_id: str, generation: int | None, digest: str | None, state: str, progress: Mapping[str, Any]
+    ) -> None:
+        """Store what a rack reported; returns when it is committed."""
+        await self._database.execute(
+            """
+            INSERT INTO rack_inventory (system_id, generation, digest, state, progress, reported)
+            VALUES (%s, %s, %s, %s, %s, now())
+            ON CONFLICT (system_id) DO UPDATE SET generation = EXCLUDED.generation, digest = EXCLUDED.digest,
+                state = EXCLUDED.state, progress = EXCLUDED.progress, reported = EXCLUDED.reported
+            """,
+            (system_id, generation, digest, state, json.dumps(progress)),
+        )
+
+
+def new_system_id() -> str:
+    """A fresh identifier for a rack: six characters, none of them easily mistaken for another."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(6))
+
+
+class RackRegistry:
+    """The enrolled racks, and the live links of this region process.
+
+    One link per rack: when a rack registers again, its newer link replaces the older one, which is closed.
+    """
+
+    def __init__(self, store: RackStore, clock_now: Callable[[], datetime]) -> None:
+        self.store = store
+        self._now = clock_now
+        self._racks: Mapping[str, Rack] = {}
+        self._links: dict[str, Link] = {}
+        # What is stored and what is shown change together, in the same order: a slow reading of the table must not
+        # put back what a report has replaced meanwhile.
+        self._order = DeferredLock()
+
+    async def refresh(self) -> None:
+        """Read the table again, replace the mapping at once, and close links of racks that are gone from it."""
+        async with self._order:
+            self._racks = {rack.system_id: rack for rack in await self.store.list()}
+        for system_id in [system_id for system_id in self._links if system_id not in self._racks]:
+            log.warn("Closing the link of rack {rack}: it is no longer enrolled.", rack=system_id)
+            self._links.pop(system_id).close()
+
+    def enrolled(self) -> Mapping[str, Rack]:
+        """Every enrolled rack by system id. The mapping never changes; a new one takes its place."""
+        return self._racks
+
+    def link_of(self, system_id: str) -> Link | None:
+        """The live link to a rack, if there is one."""
+        return self._links.get(system_id)
+
+    def not_connected_since(self, system_id: str) -> float | None:
+        """When the rack's last link ended, as seconds since the epoch, if that is known."""
+        rack = self._racks.get(system_id)
+        return rack.last_disconnected.timestamp() if rack and rack.last_disconnected else None
+
+    def by_certificate(self, sha256: str) -> Rack | None:
+        """The enrolled rack with this certificate."""
+        return next((rack for rack in self._racks.values() if rack.certificate_sha256 == sha256), None)
+
+    async def register(self, link: Link, version: str) -> Rack:
+        """Make ``link`` the link of the rack that it names.
+
+        :raises RackRefused: if the rack is not enrolled (any more).
+        """
+        system_id = link.peer.id
+        if system_id not in self._racks:
+            await self.refresh()
+        rack = self._racks.get(system_id)
+        if rack is None:
+            raise RackRefused(f"rack {system_id} is not enrolled here: join it again with stanchion rack join")
+        async with self._order:
+            await self.store.connected(system_id, version)
+            self._change(system_id, version=version, last_connected=self._now())
+        older = self._links.get(system_id)
+        self._links[system_id] = link
+        if older is not None and older is not link:
+            log.warn("Rack {rack} ({name}) registered anew; its older link is closed.", rack=system_id, name=rack.name)
+            older.close()
+        return self._racks[system_id]
+
+    async def lost(self, link: Link) -> None:
+        """Forget ``link`` if it is still the rack's link, and record when it ended."""
+        system_id = link.peer.id
+        if self._links.get(system_id) is not link:
+            return
+        del self._links[system_id]
+        self._change(system_id, last_disconnected=self._now())
+        async with self._order:
+            await self.store.disconnected(system_id)
+
+    async def report(
+        self, system_id: str, generation: int | None, digest: str | None, state: str, progress: Mapping[str, Any]
+    ) -> None:
+        """Store a rack's report, then let everyone see it."""
+        async with self._order:
+            await self.store.report(system_id, generation, digest, state, progress)
+            self._change(
+                system_id, generation=generation, digest=digest, state=state, progress=progress, reported=self._now()
+            )
+
+    def close(self) -> None:
+        """Close every link, because the region is stopping."""
+        for link in list(self._links.values()):
+            link.close("the region is stopping")
+
+    def held_generations(self) -> Mapping[str, int]:
+        """For each rack that holds something, the generation that it last reported."""
+        return {key: rack.generation for key, rack in self._racks.items() if rack.generation is not None}
+
+    def _change(self, system_id: str, **changes: Any) -> None:
+        if system_id in self._racks:
+            self._racks = {**self._racks, system_id: evolve(self._racks[system_id], **changes)}
+
+
+def watch(registry: RackRegistry, database: Database) -> None:
+    """Refresh ``registry`` whenever any region process changes the set of racks."""
+
+    def changed(payload: str) -> None:
+        refreshing = Deferred.fromCoroutine(registry.refresh())
+        refreshing.addErrback(lambda reason: log.failure("Could not read the list of racks", reason))
+
+    database.listen(CHANNEL, changed)

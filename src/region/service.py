@@ -1,0 +1,240 @@
+"""The composition of the region: which parts there are, in which order they start, and how they end.
+
+Nothing else in the region wires parts together. What was started is stopped in reverse order, whatever failed; a
+region that cannot start says why in one line and exits with status 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg2
+from prometheus_client import REGISTRY
+from prometheus_client.twisted import MetricsResource
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.error import CannotListenError
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from region import web
+from region.answers.asking import Asker
+from region.answers.published import PublishedView
+from region.answers.releases import Releases
+from region.api import Api, ApiKeyStore, Authenticator, Parts
+from region.api.operations import Operation
+from region.api.routes import OPERATIONS
+from region.authority import Authority, AuthorityError, load_authority
+from region.config import RegionConfig
+from region.database import Database, DatabaseUnavailable
+from region.database.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from region.database.migrations import MigrationError, migrate
+from region.images.importer import Importer
+from region.images.sources import SourceStore
+from region.images.store import GenerationStore
+from region.images.stream import StreamResource
+from region.racks import RackRegistry, RackStore, watch
+from region.syncing import SyncDriver
+from region.upstream.reader import SourceReader
+from region.wire import RegionWire
+from rpc.blobs import BlobStore
+from rpc.daemon import give_up
+from rpc.endpoints import listen_tls
+from rpc.fetch import Fetcher, reactor_threads
+from rpc.identity import server_tls
+from rpc.notify import Notifier
+from rpc.protocol import Link, link_factory
+
+log = Logger()
+
+DRAIN_SECONDS: Final = 2.0
+"""How long requests that are in progress may take to end once the region is stopping."""
+
+EXPECTED_FAILURES: Final = (
+    OSError, CannotListenError, DatabaseUnavailable, EmbeddedPostgresError, MigrationError, AuthorityError,
+    psycopg2.Error,
+)  # fmt: skip
+"""What can go wrong at a start for a reason outside this program: said in one line, without a traceback."""
+
+
+class RegionService(Service):
+    """A region.
+
+    :param notifier: who is told that it serves, and that it stops.
+    :param operations: what the API has, over the region's database.
+    """
+
+    def __init__(
+        self,
+        config: RegionConfig,
+        reactor: Any,
+        notifier: Notifier,
+        *,
+        operations: Callable[[Database], Sequence[Operation]] = lambda database: OPERATIONS,
+    ) -> None:
+        self._operations = operations
+        self._config = config
+        self._reactor = reactor
+        self._notifier = notifier
+        self._started: list[tuple[str, Callable[[], Awaitable[object] | None]]] = []
+        self._starting: Deferred[None] | None = None
+
+    def startService(self) -> None:
+        """Begin to start; a failure to do so ends the process."""
+        super().startService()  # type: ignore[no-untyped-call]  # twisted.application is not typed
+        self._starting = Deferred.fromCoroutine(self._start())
+        self._starting.addErrback(self._could_not_start)
+
+    def stopService(self) -> Deferred[None]:
+        """Stop everything that was started, last first."""
+        super().stopService()  # type: ignore[no-untyped-call]  # as above
+        self._notifier.stopping()
+        if self._starting is not None:
+            self._starting.cancel()
+        return Deferred.fromCoroutine(self._stop())
+
+    def _could_not_start(self, reason: Failure) -> None:
+        if reason.check(CancelledError):
+            log.info("Stopped before the region had started.")
+            return
+        if not reason.check(*EXPECTED_FAILURES):
+            log.failure("The region could not start, on an error of its own", reason)
+        give_up(self._reactor, f"the region could not start: {' '.join(str(reason.value).split())}")
+
+    async def _stop(self) -> None:
+        while self._started:
+            name, stop = self._started.pop()
+            try:
+                await maybeDeferred(_awaited, stop)
+            except Exception:  # noqa: BLE001  # whatever one part does, the others must be stopped
+                log.failure("Stopping {name} failed", name=name)
+
+    def _stops(self, name: str, stop: Callable[[], Awaitable[object] | None]) -> None:
+        self._started.append((name, stop))
+
+    async def _start(self) -> None:
+        config, reactor = self._config, self._reactor
+        run_in_thread = reactor_threads(reactor)
+        state = config.state_directory
+        await run_in_thread(_make_state_directory, state)
+
+        database = Database(reactor, await self._dsn())
+        self._stops("the database's connections", database.stop)
+        await database.start()
+        for number in await migrate(database):
+            log.info("Migrated the database to number {number}.", number=number)
+
+        racks = RackStore(database)
+        own_ca, own = await run_in_thread(load_authority, state / "authority", config.name, datetime.now(UTC))
+        authority = Authority(own_ca, own, database, racks)
+        registry = RackRegistry(racks, lambda: datetime.now(UTC))
+        await registry.refresh()
+        watch(registry, database)
+
+        blobs = BlobStore(state / "images")
+        self._stops("the blob store", lambda: run_in_thread(blobs.close))
+        images = config.images
+        fetcher = Fetcher(
+            reactor,
+            blobs,
+            proxy=images.proxy,
+            concurrency=images.concurrency,
+            connect_timeout=images.connect_timeout_seconds,
+            idle_timeout=images.idle_timeout_seconds,
+        )
+        self._stops("the fetcher", fetcher.close)
+        sources = SourceStore(database)
+        generations = GenerationStore(database, run_in_thread)
+        generations.start()
+        current = await generations.current()
+
+        syncs = SyncDriver(registry, current, lambda: config.stream.url or f"http://*:{http_port}/MAAS/images-stream")
+        importer = Importer(
+            database,
+            sources,
+            generations,
+            SourceReader(reactor, fetcher),
+            fetcher,
+            blobs,
+            reactor,
+            interval=images.interval_minutes * 60,
+            at_start=images.at_start,
+            syncing=syncs.syncing,
+            run_in_thread=run_in_thread,
+        )
+        view = PublishedView(generations)
+        asker = Asker(
+            registry,
+            reactor,
+            deadline=config.ask.deadline_seconds,
+            published=view.catalogue,
+            expected=view.current_digest,
+            run_in_thread=run_in_thread,
+        )
+        keys = ApiKeyStore(database)
+        authenticator = Authenticator(keys, reactor)
+        keys.listen(authenticator.forget)
+        parts = Parts(
+            releases=Releases(asker, view, reactor),
+            asker=asker,
+            published=view,
+            racks=registry,
+            syncs=syncs,
+            sources=sources,
+            generations=generations,
+            jobs=importer.jobs,
+            importer=importer,
+            software=version("stanchion"),
+        )
+        generations.subscribe(syncs.published)
+        self._stops("the links with racks", registry.close)
+        site = web.RegionSite(
+            web.tree(
+                Api(parts, authenticator, self._operations(database)).resource(),
+                StreamResource(generations, blobs, reactor),
+                MetricsResource(REGISTRY),
+            ),
+            reactor,
+        )
+        self._stops("the requests in progress", lambda: site.drain(reactor, DRAIN_SECONDS))
+        http = reactor.listenTCP(config.http.port, site, interface=config.http.listen)
+        self._stops("listening for HTTP", http.stopListening)
+        http_port = http.getHost().port
+        wire = RegionWire(authority, registry, syncs, config.name, [config.stream.url] if config.stream.url else [])
+        responders = wire.responders()
+        listening = listen_tls(
+            reactor,
+            config.rpc.port,
+            config.rpc.listen,
+            server_tls(own, authority.ca),
+            link_factory(lambda: Link(responders, clock=reactor)),
+        )
+        self._stops("listening for racks", listening.stopListening)
+        importer.start()
+        self._stops("the importer", importer.stop)
+        rpc_port = listening.getHost().port  # type: ignore[attr-defined]  # a TCP address has one
+        log.info("Serving HTTP on port {http} and racks on port {rpc}.", http=http_port, rpc=rpc_port)
+        self._notifier.ready(f"serving HTTP on port {http_port}, racks on port {rpc_port}")
+
+    async def _dsn(self) -> str:
+        if self._config.database:
+            return self._config.database
+        self._notifier.status("starting the embedded PostgreSQL")
+        postgres = EmbeddedPostgres(self._reactor, self._config.state_directory / "postgres")
+        self._stops("PostgreSQL", postgres.stop)
+        return await postgres.start()
+
+
+def _awaited(stop: Callable[[], Awaitable[object] | None]) -> Any:
+    result = stop()
+    if result is None or isinstance(result, Deferred):
+        return result
+    return Deferred.fromCoroutine(result)  # type: ignore[arg-type]  # what is awaitable and no Deferred is a coroutine
+
+
+def _make_state_directory(path: Path) -> None:
+    path.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -1,0 +1,119 @@
+"""Who tells racks to fetch what was published: at each publish, at each registration, and when someone asks.
+
+For each rack at most one ``SyncImages`` is under way. When it has ended and the rack is still not at the current
+generation because a newer one was published meanwhile, the rack is told again; when it failed, the rack itself tries
+again (it remembers what it was told), and the next publish or registration tells it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from region.racks import RackRegistry
+from rpc.commands import SyncImages
+from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
+from rpc.protocol import Link
+
+log = Logger()
+
+
+class Published(Protocol):
+    """What a sync needs to know of a generation."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+def describe(outcome: Outcome[object]) -> str:
+    """One phrase for an outcome that is no answer."""
+    match outcome:
+        case Failed(kind, reason):
+            return f"{kind}: {reason}"
+        case TimedOut(seconds):
+            return f"no answer within {seconds:g} s"
+        case NotConnected():
+            return "not connected"
+        case Answered():
+            return "answered"
+
+
+class SyncDriver:
+    """Keeps every linked rack at the current generation.
+
+    :param current: the current generation, or None while nothing was published.
+    :param url: where racks fetch from; its host may be ``*``, for the address that the rack connected to.
+    """
+
+    def __init__(self, registry: RackRegistry, current: Published | None, url: Callable[[], str]) -> None:
+        self._registry = registry
+        self._current = current
+        self._url = url
+        self._running: dict[str, int] = {}
+        self._told: dict[str, tuple[Link, int]] = {}
+
+    def published(self, generation: Published) -> None:
+        """Take ``generation`` for the current one from now on, and tell every linked rack."""
+        self._current = generation
+        for system_id in self._registry.enrolled():
+            self.consider(system_id)
+
+    def syncing(self) -> Mapping[str, int]:
+        """For each rack that was told to sync and has not answered, to which generation."""
+        return dict(self._running)
+
+    def consider(self, system_id: str, *, even_if_in_step: bool = False) -> bool:
+        """Tell one rack, if it is linked, not at the current generation, and was not told of that on this link.
+
+        :param even_if_in_step: tell it also if it was told already, or is in step.
+        :return: whether a sync is under way now.
+        """
+        current = self._current
+        rack = self._registry.enrolled().get(system_id)
+        link = self._registry.link_of(system_id)
+        if current is None or rack is None or link is None:
+            return False
+        if system_id in self._running:
+            return True
+        if not even_if_in_step and (
+            (rack.generation, rack.digest) == (current.number, current.digest)
+            # A rack whose sync failed reports so; to tell it once more at each report would go round without end.
+            or self._told.get(system_id) == (link, current.number)
+        ):
+            return False
+        self._told[system_id] = (link, current.number)
+        ended = Deferred.fromCoroutine(self._sync(system_id, rack.name, link, current))
+        ended.addErrback(lambda reason: log.failure("The sync of rack {rack} broke off", reason, rack=system_id))
+        return True
+
+    async def _sync(self, system_id: str, name: str, link: Link, generation: Published) -> None:
+        self._running[system_id] = generation.number
+        try:
+            outcome = await link.ask(
+                SyncImages, generation=generation.number, digest=generation.digest, url=self._url()
+            )
+        finally:
+            del self._running[system_id]
+        match outcome:
+            case Answered(value):
+                log.info(
+                    "Rack {name}: sync to generation {generation} ended: {outcome}. {reason}",
+                    name=name, rack=system_id, generation=generation.number,
+                    outcome=value["outcome"], reason=value["reason"],
+                )  # fmt: skip
+            case _:
+                # The link has logged and counted the failed call itself; this says what it means for the rack.
+                log.warn(
+                    "Rack {name} did not say how its sync to generation {generation} ended ({why}); "
+                    "it goes on by itself and is told again when it registers.",
+                    name=name, rack=system_id, generation=generation.number, why=describe(outcome),
+                )  # fmt: skip
+        newest = self._current
+        if newest is not None and newest.number > generation.number:
+            self.consider(system_id)

@@ -1,0 +1,168 @@
+"""Who becomes a rack: the authority's files, join tokens, and enrolment in one transaction."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from region.authority import (
+    Authority,
+    AuthorityError,
+    TokenRefused,
+    create_join_token,
+    load_authority,
+    read_ca,
+)
+from region.racks import RackRefused, RackStore
+from rpc.certificates import check_issued, expires, fingerprint, load_certificate, make_request, new_key
+from rpc.identity import JoinToken, prove
+from tests.database import DatabaseTestCase
+
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+BINDING = b"b" * 32
+
+
+class FileTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp()) / "authority"
+        self.addCleanup(shutil.rmtree, self.directory.parent)
+
+    def load(self, now: datetime = NOW):
+        return load_authority(self.directory, "test", now)
+
+    def test_the_first_start_makes_it_and_the_next_finds_it(self) -> None:
+        first = self.load()
+        self.assertEqual(first, self.load())
+        self.assertEqual(read_ca(self.directory), first[0].certificate)
+
+    def test_private_keys_are_their_owner_s_only(self) -> None:
+        self.load()
+        self.assertEqual(stat.S_IMODE(self.directory.stat().st_mode), 0o700)
+        for name in ("ca.key", "region.key"):
+            self.assertEqual(stat.S_IMODE((self.directory / name).stat().st_mode), 0o600, name)
+
+    def test_a_first_start_that_was_cut_at_any_file_is_done_again(self) -> None:
+        self.load()
+        order = ["ca.key", "ca.crt", "region.key", "region.crt"]
+        for count in range(len(order)):
+            for name in order[count:]:
+                (self.directory / name).unlink(missing_ok=True)
+            authority, region = self.load()
+            self.assertEqual((authority, region), self.load())
+
+    def test_the_region_s_certificate_is_renewed_in_time_and_the_authority_s_stays(self) -> None:
+        authority, region = self.load()
+        later = expires(region.certificate) - timedelta(days=30)
+        again, renewed = self.load(later)
+        self.assertEqual(again, authority)
+        self.assertGreater(expires(renewed.certificate), later + timedelta(days=300))
+
+    def test_a_certificate_of_another_authority_is_replaced(self) -> None:
+        self.load()
+        other, _ = load_authority(self.directory.parent / "other", "other", NOW)
+        (self.directory / "ca.key").write_bytes(other.key)
+        (self.directory / "ca.crt").write_bytes(other.certificate)
+        authority, region = self.load()
+        self.assertEqual(authority, other)
+        load_certificate(region.certificate).verify_directly_issued_by(load_certificate(other.certificate))
+
+    def test_a_lost_authority_is_said_and_no_other_is_made_in_its_place(self) -> None:
+        self.load()
+        (self.directory / "ca.crt").unlink()
+        self.assertIn("ca.crt is missing", str(self.assertRaises(AuthorityError, self.load)))
+
+    def test_a_lost_key_is_said_and_nothing_is_made_in_its_place(self) -> None:
+        authority, _ = self.load()
+        (self.directory / "ca.key").unlink()
+        error = self.assertRaises(AuthorityError, self.load)
+        self.assertIn("ca.key is missing", str(error))
+        self.assertEqual(read_ca(self.directory), authority.certificate)
+
+    def test_a_damaged_certificate_is_said(self) -> None:
+        self.load()
+        (self.directory / "ca.crt").write_bytes(b"garbage")
+        self.assertIn("restore the files", str(self.assertRaises(AuthorityError, self.load)))
+
+    def test_an_authority_that_has_expired_is_not_used(self) -> None:
+        authority, _ = self.load()
+        error = self.assertRaises(AuthorityError, self.load, expires(authority.certificate) + timedelta(days=1))
+        self.assertIn("expired", str(error))
+
+    def test_reading_the_ca_of_a_region_that_never_ran_says_so(self) -> None:
+        self.assertIn("start the region once", str(self.assertRaises(AuthorityError, read_ca, self.directory)))
+
+
+class EnrolTests(DatabaseTestCase):
+    def setUp(self):
+        self.directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.directory)
+        own, region = load_authority(self.directory / "authority", "test", NOW)
+        ready = super().setUp()
+        self.authority = Authority(own, region, self.database, RackStore(self.database))
+        self.key = new_key()
+        self.request = make_request(self.key)
+        return ready
+
+    async def token(self, **options) -> JoinToken:
+        return JoinToken.parse(await create_join_token(self.database, self.authority.ca, **options))
+
+    async def enrol(self, token: JoinToken, name: str = "rack-1", *, binding: bytes = BINDING, proved: bytes = BINDING):
+        proof = prove(token.key, proved, self.request)
+        return await self.authority.enrol(binding, token.id, proof, self.request, name)
+
+    async def refusal(self, kind: type[Exception], *arguments, **keywords) -> str:
+        with self.assertRaises(kind) as caught:
+            await self.enrol(*arguments, **keywords)
+        return str(caught.exception)
+
+    async def test_a_rack_with_a_token_gets_a_certificate_of_its_own(self) -> None:
+        enrolled = await self.enrol(await self.token())
+        self.assertEqual(check_issued(enrolled.certificate, self.key, enrolled.ca), enrolled.system_id)
+        [rack] = await self.authority.racks.list()
+        self.assertEqual(rack.system_id, enrolled.system_id)
+        self.assertEqual(rack.certificate_sha256, fingerprint(enrolled.certificate))
+
+    async def test_a_token_is_good_for_as_many_racks_as_it_says(self) -> None:
+        token = await self.token(uses=2)
+        await self.enrol(token, "a")
+        await self.enrol(token, "b")
+        self.assertIn("was used already", await self.refusal(TokenRefused, token, "c"))
+
+    async def test_a_name_in_use_is_refused_and_does_not_use_the_token_up(self) -> None:
+        await self.enrol(await self.token(), "a")
+        token = await self.token()
+        self.assertIn("named 'a' has joined already", await self.refusal(RackRefused, token, "a"))
+        await self.enrol(token, "b")
+
+    async def test_an_expired_token_is_refused(self) -> None:
+        token = await self.token(expires_seconds=-1)
+        self.assertIn("expired at", await self.refusal(TokenRefused, token))
+
+    async def test_a_proof_made_on_another_channel_is_refused(self) -> None:
+        token = await self.token()
+        self.assertIn("no join token", await self.refusal(TokenRefused, token, proved=b"x" * 32))
+
+    async def test_a_stranger_cannot_tell_a_wrong_secret_from_an_unknown_token(self) -> None:
+        token = await self.token(expires_seconds=-1)
+        wrong = JoinToken(token.ca_sha256, token.id, b"x" * 20)
+        unknown = JoinToken(token.ca_sha256, "00" * 8, token.secret)
+        self.assertEqual(await self.refusal(TokenRefused, wrong), await self.refusal(TokenRefused, unknown))
+
+    async def test_the_secret_is_not_stored(self) -> None:
+        token = await self.token()
+        row = await self.database.one("SELECT key FROM join_token")
+        assert row is not None
+        self.assertEqual(row[0], token.key)
+        self.assertNotEqual(row[0], token.secret)
+
+    async def test_a_request_that_is_no_request_is_refused_and_does_not_use_the_token_up(self) -> None:
+        token = await self.token()
+        self.request = b"garbage"
+        self.assertIn("cannot be read", await self.refusal(TokenRefused, token))
+        self.request = make_request(self.key)
+        await self.enrol(token)

@@ -1,0 +1,114 @@
+"""The enrolled racks and their links, as the region sees them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from region.racks import RackRefused, RackRegistry, RackStore
+from rpc.protocol import Peer
+from tests.database import DatabaseTestCase
+
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+DIGEST = "d" * 64
+
+
+class FakeLink:
+    """What the registry needs of a link."""
+
+    def __init__(self, system_id: str) -> None:
+        self.peer = Peer("rack", system_id, "192.0.2.1:4")
+        self.closed: list[str] = []
+
+    def close(self, reason: str = "") -> None:
+        self.closed.append(reason)
+
+
+def link(system_id: str) -> Any:
+    return FakeLink(system_id)
+
+
+class RegistryTests(DatabaseTestCase):
+    def setUp(self):
+        ready = super().setUp()
+        self.store = RackStore(self.database)
+        self.registry = RackRegistry(self.store, lambda: NOW)
+        return ready.addCallback(lambda _: self.run_async(self.enrol("aaaaaa", "one")))
+
+    async def enrol(self, system_id: str, name: str) -> None:
+        await self.database.transact(lambda transaction: self.store.enrol(transaction, system_id, name, system_id))
+        await self.registry.refresh()
+
+    async def test_an_enrolled_rack_that_never_said_anything_holds_nothing_known(self) -> None:
+        rack = self.registry.enrolled()["aaaaaa"]
+        self.assertEqual((rack.name, rack.generation, rack.digest, rack.state), ("one", None, None, "unknown"))
+        self.assertIsNone(self.registry.link_of("aaaaaa"))
+        self.assertEqual(self.registry.held_generations(), {})
+
+    async def test_a_report_is_stored_and_then_seen(self) -> None:
+        await self.registry.report("aaaaaa", 7, DIGEST, "ready", {"bytes_done": 1})
+        self.assertEqual(self.registry.held_generations(), {"aaaaaa": 7})
+        again = RackRegistry(self.store, lambda: NOW)
+        await again.refresh()
+        rack = again.enrolled()["aaaaaa"]
+        self.assertEqual((rack.generation, rack.digest, rack.state), (7, DIGEST, "ready"))
+        self.assertEqual(rack.progress, {"bytes_done": 1})
+
+    async def test_the_mapping_that_was_handed_out_never_changes(self) -> None:
+        before = self.registry.enrolled()
+        await self.registry.report("aaaaaa", 7, DIGEST, "ready", {})
+        self.assertIsNone(before["aaaaaa"].generation)
+
+    async def test_a_refresh_under_way_does_not_put_back_what_a_report_has_replaced(self) -> None:
+        refreshing = Deferred.fromCoroutine(self.registry.refresh())
+        reporting = Deferred.fromCoroutine(self.registry.report("aaaaaa", 7, DIGEST, "ready", {}))
+        await refreshing
+        await reporting
+        self.assertEqual(self.registry.held_generations(), {"aaaaaa": 7})
+
+    async def test_registering_makes_the_link_the_rack_s(self) -> None:
+        mine = link("aaaaaa")
+        rack = await self.registry.register(mine, "1.2")
+        self.assertIs(self.registry.link_of("aaaaaa"), mine)
+        self.assertEqual((rack.version, rack.last_connected), ("1.2", NOW))
+
+    async def test_a_newer_link_replaces_the_older_which_is_closed(self) -> None:
+        older, newer = link("aaaaaa"), link("aaaaaa")
+        await self.registry.register(older, "1")
+        await self.registry.register(newer, "1")
+        self.assertIs(self.registry.link_of("aaaaaa"), newer)
+        self.assertEqual(len(older.closed), 1)
+        await self.registry.lost(older)
+        self.assertIs(self.registry.link_of("aaaaaa"), newer)
+        self.assertIsNone(self.registry.not_connected_since("aaaaaa"))
+
+    async def test_a_lost_link_is_remembered_with_its_time(self) -> None:
+        mine = link("aaaaaa")
+        await self.registry.register(mine, "1")
+        await self.registry.lost(mine)
+        self.assertIsNone(self.registry.link_of("aaaaaa"))
+        self.assertEqual(self.registry.not_connected_since("aaaaaa"), NOW.timestamp())
+        row = await self.database.one("SELECT last_disconnected IS NOT NULL FROM rack")
+        self.assertEqual(row, (True,))
+
+    async def test_a_rack_that_is_not_enrolled_cannot_register(self) -> None:
+        with self.assertRaises(RackRefused) as caught:
+            await self.registry.register(link("zzzzzz"), "1")
+        self.assertIn("not enrolled", str(caught.exception))
+
+    async def test_a_rack_enrolled_by_another_process_a_moment_ago_can_register(self) -> None:
+        await self.database.transact(lambda transaction: self.store.enrol(transaction, "bbbbbb", "two", "b"))
+        await self.registry.register(link("bbbbbb"), "1")
+        self.assertIn("bbbbbb", self.registry.enrolled())
+
+    async def test_forgetting_a_rack_closes_its_link(self) -> None:
+        mine = link("aaaaaa")
+        await self.registry.register(mine, "1")
+        self.assertTrue(await self.store.forget("aaaaaa"))
+        await self.registry.refresh()
+        self.assertEqual(self.registry.enrolled(), {})
+        self.assertIsNone(self.registry.link_of("aaaaaa"))
+        self.assertEqual(len(mine.closed), 1)
+        self.assertFalse(await self.store.forget("aaaaaa"))

@@ -1,0 +1,136 @@
+"""Who tells racks to fetch, and how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from region.syncing import SyncDriver, describe
+from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
+
+
+@frozen
+class Generation:
+    number: int
+    digest: str
+
+
+@frozen
+class Rack:
+    name: str
+    generation: int | None
+    digest: str | None
+
+
+ONE, TWO = Generation(1, "a" * 64), Generation(2, "b" * 64)
+DONE = Answered({"outcome": "done", "reason": ""})
+
+
+class FakeLink:
+    """A link that notes what it was asked, and answers when the test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.waiting: list[Deferred[Any]] = []
+
+    def ask(self, command: Any, **arguments: Any) -> Deferred[Outcome[Any]]:
+        self.asked.append(arguments)
+        self.waiting.append(Deferred())
+        return self.waiting[-1]
+
+
+class FakeRegistry:
+    def __init__(self) -> None:
+        self.racks: dict[str, Rack] = {}
+        self.links: dict[str, FakeLink] = {}
+
+    def enrolled(self) -> dict[str, Rack]:
+        return self.racks
+
+    def link_of(self, system_id: str) -> FakeLink | None:
+        return self.links.get(system_id)
+
+
+class SyncDriverTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.registry = FakeRegistry()
+        self.registry.racks["r"] = Rack("one", None, None)
+        self.link = self.registry.links["r"] = FakeLink()
+
+    def driver(self, current: Generation | None = ONE) -> SyncDriver:
+        return SyncDriver(self.registry, current, lambda: "http://*:1/s")  # type: ignore[arg-type]  # a fake
+
+    def holds(self, generation: Generation) -> None:
+        self.registry.racks["r"] = Rack("one", generation.number, generation.digest)
+
+    def test_a_rack_that_is_behind_is_told_where_to_fetch_what(self) -> None:
+        self.assertTrue(self.driver().consider("r"))
+        self.assertEqual(self.link.asked, [{"generation": 1, "digest": ONE.digest, "url": "http://*:1/s"}])
+
+    def test_a_rack_in_step_is_not_told(self) -> None:
+        self.holds(ONE)
+        self.assertFalse(self.driver().consider("r"))
+        self.assertEqual(self.link.asked, [])
+
+    def test_a_rack_that_holds_the_same_content_under_an_older_number_is_told(self) -> None:
+        self.holds(Generation(1, TWO.digest))
+        self.assertTrue(self.driver(TWO).consider("r"))
+
+    def test_a_rack_in_step_is_told_when_someone_insists(self) -> None:
+        self.holds(ONE)
+        self.assertTrue(self.driver().consider("r", even_if_in_step=True))
+        self.assertEqual(len(self.link.asked), 1)
+
+    def test_nothing_is_told_while_nothing_is_published_or_nobody_is_linked(self) -> None:
+        self.assertFalse(self.driver(None).consider("r"))
+        self.assertFalse(self.driver().consider("unknown"))
+        del self.registry.links["r"]
+        self.assertFalse(self.driver().consider("r"))
+
+    def test_a_sync_under_way_is_not_asked_for_twice(self) -> None:
+        driver = self.driver()
+        driver.consider("r")
+        self.assertTrue(driver.consider("r", even_if_in_step=True))
+        self.assertEqual(len(self.link.asked), 1)
+        self.assertEqual(driver.syncing(), {"r": 1})
+
+    def test_a_failed_sync_is_not_asked_for_again_at_each_report_but_on_a_new_link(self) -> None:
+        driver = self.driver()
+        driver.consider("r")
+        self.link.waiting[0].callback(Answered({"outcome": "failed", "reason": "no space"}))
+        self.assertEqual(driver.syncing(), {})
+        self.assertFalse(driver.consider("r"))
+        self.link = self.registry.links["r"] = FakeLink()
+        self.assertTrue(driver.consider("r"))
+
+    def test_what_was_published_during_a_sync_is_told_after_it(self) -> None:
+        driver = self.driver()
+        driver.consider("r")
+        driver.published(TWO)
+        self.assertEqual(len(self.link.asked), 1)
+        self.holds(ONE)
+        self.link.waiting[0].callback(DONE)
+        self.assertEqual([asked["generation"] for asked in self.link.asked], [1, 2])
+
+    def test_everyone_is_told_of_a_publish(self) -> None:
+        self.registry.racks["s"] = Rack("two", 1, ONE.digest)
+        other = self.registry.links["s"] = FakeLink()
+        self.driver().published(TWO)
+        self.assertEqual((len(self.link.asked), len(other.asked)), (1, 1))
+
+    def test_a_call_that_failed_leaves_nothing_under_way(self) -> None:
+        for outcome in (Failed("Unhandled", "x"), TimedOut(3.0), NotConnected()):
+            driver = self.driver()
+            driver.consider("r")
+            self.link.waiting[-1].callback(outcome)
+            self.assertEqual(driver.syncing(), {})
+
+    def test_every_outcome_has_a_phrase(self) -> None:
+        outcomes: list[Outcome[object]] = [Failed("Unhandled", "x"), TimedOut(3.0), NotConnected(), Answered(1)]
+        self.assertEqual(
+            [describe(outcome) for outcome in outcomes],
+            ["Unhandled: x", "no answer within 3 s", "not connected", "answered"],
+        )

@@ -1,0 +1,146 @@
+"""What the region answers to racks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from region.authority import EnrolledRack, TokenRefused
+from region.racks import RackRefused
+from region.wire import RegionWire
+from rpc.commands import EnrolmentRefused, Register, RegistrationRefused, ReportRefused, VersionMismatch
+from rpc.protocol import Peer
+
+DIGEST = "d" * 64
+TOKEN = "0123456789abcdef"
+
+
+class FakeLink:
+    peer = Peer("rack", "aaaaaa", "192.0.2.1:4")
+
+    def __init__(self) -> None:
+        self.lost: list[Any] = []
+
+    def channel_binding(self) -> bytes:
+        return b"binding"
+
+    def on_lost(self, callback: Any) -> None:
+        self.lost.append(callback)
+
+
+class FakeRack:
+    system_id = "aaaaaa"
+    name = "one"
+
+
+class Fakes:
+    """The authority, the registry and the syncs in one; each notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.refuses: Exception | None = None
+
+    def _call(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.refuses is not None:
+            raise self.refuses
+
+    async def enrol(self, *arguments: Any) -> EnrolledRack:
+        self._call("enrol", *arguments)
+        return EnrolledRack(b"certificate", b"ca", "aaaaaa")
+
+    async def refresh(self) -> None:
+        self._call("refresh")
+
+    async def register(self, link: Any, version: str) -> FakeRack:
+        self._call("register", link.peer.id, version)
+        return FakeRack()
+
+    async def report(self, *arguments: Any) -> None:
+        self._call("report", *arguments)
+
+    async def lost(self, link: Any) -> None:
+        self._call("lost", link.peer.id)
+
+    def consider(self, system_id: str) -> bool:
+        self._call("consider", system_id)
+        return True
+
+
+class WireTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        fakes: Any = Fakes()
+        self.fakes: Fakes = fakes
+        self.wire = RegionWire(fakes, fakes, fakes, "region", ["http://r/s"])
+        self.link: Any = FakeLink()
+
+    def result(self, coroutine: Any) -> Any:
+        return self.successResultOf(Deferred.fromCoroutine(coroutine))
+
+    def failure(self, coroutine: Any, kind: type[Exception]) -> str:
+        return str(self.failureResultOf(Deferred.fromCoroutine(coroutine), kind).value)
+
+    def register(self, versions: Any) -> Any:
+        return self.wire.register(self.link, versions, "one", "0.1")
+
+    def report(self, generation: int = 3, digest: str = DIGEST, state: str = "ready", progress: Any = None) -> Any:
+        return self.wire.report_inventory(self.link, generation, digest, state, {} if progress is None else progress)
+
+    def test_enrolling_gives_the_certificate_after_everyone_can_see_the_rack(self) -> None:
+        answer = self.result(self.wire.enroll(self.link, TOKEN, b"p", b"csr", "one"))
+        self.assertEqual(answer, {"certificate": b"certificate", "ca": b"ca", "system_id": "aaaaaa"})
+        self.assertEqual(self.fakes.calls, [("enrol", b"binding", TOKEN, b"p", b"csr", "one"), ("refresh",)])
+
+    def test_a_refusal_to_enrol_tells_the_rack_why(self) -> None:
+        for refusal in (TokenRefused("expired"), RackRefused("taken")):
+            self.fakes.refuses = refusal
+            why = self.failure(self.wire.enroll(self.link, TOKEN, b"p", b"csr", "one"), EnrolmentRefused)
+            self.assertEqual(why, str(refusal))
+
+    def test_a_name_that_is_none_is_refused(self) -> None:
+        for name in ("", "-a", "a/b", "a b", "a\n", "x" * 65, "ü"):
+            why = self.failure(self.wire.enroll(self.link, TOKEN, b"p", b"csr", name), EnrolmentRefused)
+            self.assertIn("cannot be a rack's name", why)
+        self.assertEqual(self.fakes.calls, [])
+
+    def test_what_is_no_token_s_id_never_reaches_the_database(self) -> None:
+        for token in ("", "\0" * 16, "0123456789ABCDEF", TOKEN + "0", "x" * 60000):
+            why = self.failure(self.wire.enroll(self.link, token, b"p", b"csr", "one"), EnrolmentRefused)
+            self.assertIn("no join token's id", why)
+        self.assertEqual(self.fakes.calls, [])
+
+    def test_registering_agrees_on_a_version_and_watches_the_link(self) -> None:
+        answer = self.result(self.register([1, 2]))
+        self.assertEqual(answer, {"version": 1, "region": "region", "stream_urls": ["http://r/s"]})
+        Register.answer_schema.dump(answer)
+        [callback] = self.link.lost
+        callback(self.link, "gone")
+        self.assertEqual(self.fakes.calls, [("register", "aaaaaa", "0.1"), ("lost", "aaaaaa")])
+
+    def test_no_common_version_says_which_side_to_upgrade(self) -> None:
+        self.assertIn("upgrade the region", self.failure(self.register([2, 3]), VersionMismatch))
+        self.assertIn("upgrade the rack", self.failure(self.register([0]), VersionMismatch))
+        self.assertIn("upgrade the rack", self.failure(self.register("1"), VersionMismatch))
+        self.assertEqual(self.fakes.calls, [])
+
+    def test_a_rack_that_is_not_enrolled_is_told(self) -> None:
+        self.fakes.refuses = RackRefused("not enrolled here")
+        self.assertEqual(self.failure(self.register([1]), RegistrationRefused), "not enrolled here")
+
+    def test_a_report_is_stored_and_then_a_sync_is_considered(self) -> None:
+        self.assertEqual(self.result(self.report(progress={"a": 1})), {})
+        self.assertEqual(self.fakes.calls, [("report", "aaaaaa", 3, DIGEST, "ready", {"a": 1}), ("consider", "aaaaaa")])
+
+    def test_holding_nothing_is_stored_as_nothing(self) -> None:
+        self.result(self.report(-1, "", "empty"))
+        self.assertEqual(self.fakes.calls[0], ("report", "aaaaaa", None, None, "empty", {}))
+
+    def test_a_report_that_is_none_is_refused_and_not_stored(self) -> None:
+        for wrong in (
+            {"digest": "xyz"}, {"state": "happy"}, {"progress": [1]}, {"generation": -1}, {"digest": ""},
+            {"generation": 1 << 63},
+        ):  # fmt: skip
+            self.assertIn("not a report", self.failure(self.report(**wrong), ReportRefused))
+        self.assertEqual(self.fakes.calls, [])
