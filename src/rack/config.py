@@ -1,0 +1,82 @@
+"""What an operator can set for a rack, with its defaults. ``etc/rack.toml`` explains each setting.
+
+Values are checked here as far as one can without touching the machine; a bad one is a
+:class:`~rpc.settings.SettingsError` that names the file and the key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from attrs import field, frozen
+
+from rpc.settings import at_least, between, satisfies
+
+
+def split_address(value: str) -> tuple[str, int]:
+    """The host and the port of ``HOST:PORT`` or ``[IPV6]:PORT``.
+
+    :raises ValueError: with a sentence that says what is wrong with ``value``.
+    """
+    host, colon, port = value.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not bare or (":" in bare and bare == host) or not port.isascii() or not port.isdigit():
+        raise ValueError(f"{value!r} is not HOST:PORT, such as 'region.example.com:5250' or '[fd00::1]:5250'")
+    if not 0 < int(port) <= 65535:
+        raise ValueError(f"{value!r} has port {port}, which is not from 1 to 65535")
+    return bare, int(port)
+
+
+def _are_addresses(value: tuple[str, ...]) -> bool:
+    try:
+        return all(split_address(address) for address in value)
+    except ValueError:
+        return False
+
+
+def _is_proxy(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        return False
+    return not value or (parts.scheme == "http" and bool(parts.hostname))
+
+
+_PROXY: Final = satisfies(_is_proxy, "must be a proxy's address such as 'http://proxy.example.com:3128'")
+_ADDRESSES: Final = satisfies(_are_addresses, "must be HOST:PORT texts such as 'region.example.com:5250'")
+
+
+@frozen
+class SyncConfig:
+    """How images are fetched.
+
+    Every ``interval_minutes`` the rack looks through what it holds and, if something is missing or damaged or the last
+    sync failed, tries again. ``proxy`` is an http proxy's URL; no environment variable is looked at.
+    """
+
+    interval_minutes: float = field(default=15.0, validator=at_least(0.1))
+    concurrency: int = field(default=4, validator=between(1, 64))
+    connect_timeout_seconds: float = field(default=10.0, validator=at_least(0.1))
+    idle_timeout_seconds: float = field(default=30.0, validator=at_least(0.1))
+    proxy: str = field(default="", validator=_PROXY)
+
+
+@frozen
+class RackConfig:
+    """All settings of a rack. ``regions`` empty means the region that the rack joined."""
+
+    state_directory: Path = field(default=Path("/var/lib/stanchion/rack"))
+    regions: tuple[str, ...] = field(default=(), validator=_ADDRESSES)
+    sync: SyncConfig = SyncConfig()
+
+    @property
+    def identity_directory(self) -> Path:
+        """Where ``stanchion rack join`` puts the rack's key and certificate."""
+        return self.state_directory / "identity"
+
+    @property
+    def images_directory(self) -> Path:
+        """Where the snapshots and the cached blobs are; all of it on one file system."""
+        return self.state_directory / "images"

@@ -1,0 +1,61 @@
+"""What does this rack hold, right now? An :class:`Inventory` is the answer: an immutable value, replaced whole.
+
+It lists an image only when every one of its files was found in the snapshot and is verified content. What should be
+there and is not is named beside it, and makes its digest differ from that of the generation it was taken from.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import field, frozen
+
+from rpc.manifest import EMPTY, ImageKey, Manifest
+
+NO_GENERATION: Final = -1
+"""What stands on the wire for "no generation"."""
+
+
+@frozen
+class Damage:
+    """A file of the snapshot that is missing or not what it should be; ``reason`` follows the file's name."""
+
+    image: ImageKey
+    file: str
+    sha256: str
+    reason: str = field(eq=False)  # how it is known may change; what is damaged stays the same
+
+    def __str__(self) -> str:
+        return f"{self.image}: {self.file} {self.reason}"
+
+
+@frozen
+class Inventory:
+    """What the current snapshot holds.
+
+    ``generation`` is its number (:data:`NO_GENERATION` when there is no snapshot), ``listed`` the generation's whole
+    manifest, ``manifest`` the images of it that are all there and verified, ``damaged`` why the others are not.
+    """
+
+    generation: int
+    listed: Manifest
+    manifest: Manifest
+    damaged: tuple[Damage, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The digest of what is held, "" when there is no snapshot; the generation's own when it is whole."""
+        return "" if self.generation == NO_GENERATION else self.manifest.digest
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every image that the generation lists is held."""
+        return not self.damaged
+
+    def holds(self, generation: int, digest: str) -> bool:
+        """Whether this is all of the generation with that number and digest."""
+        return self.is_whole and (self.generation, self.digest) == (generation, digest)
+
+
+NOTHING: Final = Inventory(NO_GENERATION, EMPTY, EMPTY)
+"""The inventory of a rack that has no snapshot."""

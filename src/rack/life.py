@@ -1,0 +1,310 @@
+"""What states does a rack's syncing have, and what happens in each?
+
+A newer request stops the sync under way and takes its place when that has ended. A failed sync is tried again, ever
+more seldom; a cancelled one only when somebody asks. :data:`Machine` is the table, to be read from top to bottom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from attrs import define, field, frozen
+from automat import TypeMachineBuilder
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from rack.assignment import Assignment
+from rack.steps import SyncFailed, Syncs, SyncState
+from rack.stop import CANCELLED, FAILED, SUPERSEDED, SYNCED, UNCHANGED, Stop, Stopped
+
+log = Logger()
+
+FIRST_RETRY: Final = 15.0
+"""Seconds until a failed sync is tried again; each further failure doubles it, up to the interval of looking again."""
+
+
+@frozen
+class Result:
+    """How a sync ended: ``outcome`` is ``synced``, ``unchanged``, ``failed``, ``superseded`` or ``cancelled``.
+
+    ``generation`` and ``digest`` are what the rack holds now, ``reason`` is a sentence unless it ended well, and
+    ``bytes_fetched`` came over the wire for ``files_fetched`` whole files (and maybe parts of others).
+    """
+
+    outcome: str
+    generation: int
+    digest: str
+    reason: str = ""
+    bytes_fetched: int = 0
+    files_fetched: int = 0
+
+
+@define(eq=False)
+class Run:
+    """A sync under way or to come, and who waits for its result."""
+
+    assignment: Assignment
+    callers: list[Deferred[Result]] = field(factory=list)
+    stop: Stop = field(factory=Stop)
+    state: SyncState = field(factory=SyncState)
+    started: float = 0.0
+
+    def tell(self, result: Result) -> None:
+        """Give everyone who waits the result."""
+        callers, self.callers = self.callers, []
+        for caller in callers:
+            caller.callback(result)
+
+
+class Inputs(Protocol):
+    """What can happen to a rack's syncing."""
+
+    def begin(self, run: Run) -> None:
+        """Somebody asked for a sync, and none is under way."""
+
+    def replace(self, run: Run) -> None:
+        """Somebody asked for a newer generation than the sync under way is for."""
+
+    def look_again(self) -> None:
+        """It is time, or there is a reason, to look whether all that should be held is there."""
+
+    def cancel(self) -> None:
+        """Somebody asked to stop the sync under way; there is one."""
+
+    def succeeded(self, result: Result) -> None:
+        """The sync ended well."""
+
+    def failed(self, result: Result) -> None:
+        """The sync ended with an error."""
+
+    def halted(self, result: Result) -> None:
+        """The sync was stopped."""
+
+    def stop(self) -> None:
+        """The rack is stopping."""
+
+
+@define(eq=False)
+class Core:
+    """What the states share. ``run`` is the sync under way, ``next`` the one that takes its place when it ends."""
+
+    syncs: Syncs
+    clock: IReactorTime
+    interval: float
+    jitter: Callable[[], float]
+    listeners: list[Callable[[], object]] = field(factory=list)
+    lock: DeferredLock = field(factory=DeferredLock)
+    assignment: Assignment | None = None
+    run: Run | None = None
+    next: Run | None = None
+    timer: IDelayedCall | None = None
+    failures: int = 0
+    failure: str = ""
+    stopped: Deferred[None] = field(factory=Deferred)
+
+    def start(self, inputs: Inputs, run: Run) -> None:
+        """Start ``run``, and forget the time of the next look."""
+        self.no_timer()
+        self.run = run
+        self.assignment = run.assignment
+        run.started = self.clock.seconds()
+        log.info("Sync to {assignment} from {url} begins.", assignment=str(run.assignment), url=run.assignment.url)
+        self.announce()
+        going = Deferred.fromCoroutine(self._go(inputs, run))
+        going.addErrback(lambda reason: log.failure("The end of a sync could not be told", reason))
+
+    async def _go(self, inputs: Inputs, run: Run) -> None:
+        tell, reason = inputs.succeeded, ""
+        try:
+            async with self.lock:
+                changed = await self.syncs.perform(
+                    run.assignment, run.stop, lambda state: self._show(run, state), self.announce
+                )
+            outcome = SYNCED if changed else UNCHANGED
+        except Stopped as stopped:
+            tell, outcome, reason = inputs.halted, stopped.outcome, str(stopped)
+        except SyncFailed as failure:
+            tell, outcome, reason = inputs.failed, FAILED, str(failure)
+        except Exception as error:  # noqa: BLE001  # a fault of our own: it must end the sync, not the syncing
+            log.failure("The sync to {assignment} met an internal error", assignment=str(run.assignment))
+            tell, outcome, reason = inputs.failed, FAILED, f"internal error: {type(error).__name__}: {error}"
+        result = self.result(outcome, reason, run.state)
+        seconds = self.clock.seconds() - run.started
+        said = {"assignment": str(run.assignment), "seconds": round(seconds, 3), "outcome": outcome,
+                "files": result.files_fetched, "bytes": result.bytes_fetched, "reason": reason}  # fmt: skip
+        ended = "Sync to {assignment} ended after {seconds} s: {outcome}, {files} files and {bytes} bytes fetched."
+        if outcome == FAILED:
+            log.error(ended + " {reason}", **said)
+        else:
+            log.info(ended + (" {reason}" if reason else ""), **said)
+        tell(result)
+
+    def _show(self, run: Run, state: SyncState) -> None:
+        run.state = state
+
+    def result(self, outcome: str, reason: str = "", state: SyncState | None = None) -> Result:
+        """A result that says what is held now."""
+        inventory = self.syncs.store.inventory
+        state = state or SyncState()
+        return Result(outcome, inventory.generation, inventory.digest, reason, state.bytes_read, state.files_done)
+
+    def end(self, result: Result) -> None:
+        """The sync under way is over."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.tell(result)
+
+    def go_on(self, inputs: Inputs) -> None:
+        """Start what was to take the place of the sync that is over."""
+        run, self.next = self.next, None
+        if run is not None:
+            self.start(inputs, run)
+
+    def drop_next(self, outcome: str, reason: str) -> None:
+        """Tell those who wait for what was to come that it does not."""
+        run, self.next = self.next, None
+        if run is not None:
+            run.tell(self.result(outcome, reason))
+
+    def look_in(self, inputs: Inputs, seconds: float) -> None:
+        """Look again after so many seconds."""
+        self.no_timer()
+        self.timer = self.clock.callLater(seconds, inputs.look_again)
+
+    def no_timer(self) -> None:
+        """Do not look again by the clock."""
+        if self.timer is not None and self.timer.active():
+            self.timer.cancel()
+        self.timer = None
+
+    def announce(self) -> None:
+        """Tell the listeners that the state or what is held has changed."""
+        for listener in self.listeners:
+            listener()
+
+
+_builder = TypeMachineBuilder(Inputs, Core)
+_idle = _builder.state("idle")
+_retrying = _builder.state("retrying after a failure")
+_paused = _builder.state("paused: the last sync was cancelled")
+_syncing = _builder.state("syncing")
+_replacing = _builder.state("stopping a sync for a newer one")
+_stopping = _builder.state("stopping the last sync")
+_stopped = _builder.state("stopped")
+
+
+@_idle.upon(Inputs.begin).to(_syncing)
+@_retrying.upon(Inputs.begin).to(_syncing)
+@_paused.upon(Inputs.begin).to(_syncing)
+def _begin(inputs: Inputs, core: Core, run: Run) -> None:
+    core.start(inputs, run)
+
+
+@_idle.upon(Inputs.look_again).to(_syncing)
+@_retrying.upon(Inputs.look_again).to(_syncing)
+def _look_again(inputs: Inputs, core: Core) -> None:
+    assert core.assignment is not None, "there is nothing to look for"
+    core.start(inputs, Run(core.assignment))
+
+
+_paused.upon(Inputs.look_again).loop().returns(None)
+_syncing.upon(Inputs.look_again).loop().returns(None)
+_replacing.upon(Inputs.look_again).loop().returns(None)
+_stopping.upon(Inputs.look_again).loop().returns(None)
+_stopped.upon(Inputs.look_again).loop().returns(None)
+
+
+@_syncing.upon(Inputs.replace).to(_replacing)
+def _replace(inputs: Inputs, core: Core, run: Run) -> None:
+    assert core.run is not None, "a sync is under way"
+    core.next = run
+    core.run.stop.now(SUPERSEDED, f"{run.assignment} was asked for meanwhile")
+
+
+@_replacing.upon(Inputs.replace).loop()
+def _replace_next(inputs: Inputs, core: Core, run: Run) -> None:
+    core.drop_next(SUPERSEDED, f"{run.assignment} was asked for meanwhile")
+    core.next = run
+
+
+@_syncing.upon(Inputs.cancel).loop()
+@_replacing.upon(Inputs.cancel).to(_syncing)
+def _cancel(inputs: Inputs, core: Core) -> None:
+    assert core.run is not None, "a sync is under way"
+    core.drop_next(CANCELLED, "the sync was cancelled")
+    core.run.stop.now(CANCELLED, "the sync was cancelled")
+
+
+@_syncing.upon(Inputs.succeeded).to(_idle)
+def _succeeded(inputs: Inputs, core: Core, result: Result) -> None:
+    core.failures, core.failure = 0, ""
+    core.end(result)
+    core.look_in(inputs, core.interval)
+    core.announce()
+
+
+@_syncing.upon(Inputs.failed).to(_retrying)
+def _failed(inputs: Inputs, core: Core, result: Result) -> None:
+    seconds = min(FIRST_RETRY * 2.0 ** min(core.failures, 30), core.interval) * (1 + core.jitter() / 4)
+    core.failures, core.failure = core.failures + 1, result.reason
+    log.info("The next try is in {seconds} s.", seconds=round(seconds, 1))
+    core.end(result)
+    core.look_in(inputs, seconds)
+    core.announce()
+
+
+@_syncing.upon(Inputs.halted).to(_paused)
+def _halted(inputs: Inputs, core: Core, result: Result) -> None:
+    core.failures, core.failure = 0, ""
+    core.end(result)
+    core.announce()
+
+
+@_replacing.upon(Inputs.succeeded).to(_syncing)
+@_replacing.upon(Inputs.failed).to(_syncing)
+@_replacing.upon(Inputs.halted).to(_syncing)
+def _go_on(inputs: Inputs, core: Core, result: Result) -> None:
+    core.failures, core.failure = 0, ""
+    core.end(result)
+    core.go_on(inputs)
+
+
+@_idle.upon(Inputs.stop).to(_stopped)
+@_retrying.upon(Inputs.stop).to(_stopped)
+@_paused.upon(Inputs.stop).to(_stopped)
+def _stop(inputs: Inputs, core: Core) -> None:
+    core.no_timer()
+    core.stopped.callback(None)
+
+
+@_syncing.upon(Inputs.stop).to(_stopping)
+@_replacing.upon(Inputs.stop).to(_stopping)
+def _stop_sync(inputs: Inputs, core: Core) -> None:
+    assert core.run is not None, "a sync is under way"
+    core.drop_next(CANCELLED, "the rack is stopping")
+    core.run.stop.now(CANCELLED, "the rack is stopping")
+
+
+@_stopping.upon(Inputs.succeeded).to(_stopped)
+@_stopping.upon(Inputs.failed).to(_stopped)
+@_stopping.upon(Inputs.halted).to(_stopped)
+def _last_ended(inputs: Inputs, core: Core, result: Result) -> None:
+    core.end(result)
+    core.stopped.callback(None)
+
+
+_stopping.upon(Inputs.cancel).loop().returns(None)
+_stopping.upon(Inputs.stop).loop().returns(None)
+_stopped.upon(Inputs.stop).loop().returns(None)
+
+
+@_stopping.upon(Inputs.begin).loop()
+@_stopping.upon(Inputs.replace).loop()
+@_stopped.upon(Inputs.begin).loop()
+def _too_late(inputs: Inputs, core: Core, run: Run) -> None:
+    run.tell(core.result(CANCELLED, "the rack is stopping"))
+
+
+Machine = _builder.build()

@@ -1,0 +1,260 @@
+"""How is one sync done? The manifest by its digest, what is missing of it, a snapshot, and then it is current.
+
+Up to the moment when the new snapshot is current, nothing of what is held changes, whatever fails; after it, nothing
+can make the sync fail any more. What was fetched by a sync that failed or was stopped is there for the next one, except
+when the disk was full: then the space is given back.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from attrs import define, evolve, field, frozen
+from twisted.logger import Logger
+
+from rack.assignment import Assignment, AssignmentFile
+from rack.inspection import Interrupted, SnapshotError
+from rack.inventory import NO_GENERATION
+from rack.snapshots import SnapshotStore
+from rack.stop import CANCELLED, Stop, Stopped
+from rpc.fetch import Fetched, FetchError, FetchFailed, Progress, RunInThread, Wanted
+from rpc.manifest import InvalidManifest, Manifest, parse_manifest
+
+log = Logger()
+
+MANIFEST_LIMIT: Final = 64 << 20
+"""Bytes; no manifest is larger. The catalogue of all that Ubuntu publishes has less than a megabyte."""
+
+RESERVE: Final = 64 << 20
+"""Bytes that a sync leaves free on the disk, for the snapshot itself and for everybody else."""
+
+_SHOWN: Final = 3
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class SyncFailed(Exception):
+    """A sync cannot be completed; the text is the reason, for people."""
+
+
+class DiskFull(SyncFailed):
+    """There is not enough space for what is to be fetched."""
+
+
+class Fetches(Protocol):
+    """What of :class:`rpc.fetch.Fetcher` a sync uses."""
+
+    async def fetch(
+        self, wanted: Sequence[Wanted], progress: Callable[[Progress], object] | None = None
+    ) -> Mapping[str, Fetched | FetchFailed]:
+        """See :meth:`rpc.fetch.Fetcher.fetch`."""
+        ...
+
+    async def read_document(self, url: str, *, limit: int) -> bytes:
+        """See :meth:`rpc.fetch.Fetcher.read_document`."""
+        ...
+
+
+@frozen
+class SyncState:
+    """How far a sync is: its ``step`` (checking, manifest, fetching, installing), and files and bytes of those that
+    were missing. ``bytes_read`` came over the wire. ``current`` says what is being fetched."""
+
+    step: str = "checking"
+    files: int = 0
+    files_done: int = 0
+    bytes: int = 0
+    bytes_done: int = 0
+    bytes_read: int = 0
+    current: tuple[str, ...] = ()
+
+
+@define(eq=False)
+class Syncs:
+    """What all syncs of a rack share. :meth:`perform` is one of them; there must never be two at once."""
+
+    store: SnapshotStore
+    assignments: AssignmentFile
+    fetcher: Fetches
+    run_in_thread: RunInThread
+    _written: Assignment | None = field(default=None, init=False)
+
+    async def perform(
+        self,
+        assignment: Assignment,
+        stop: Stop,
+        show: Callable[[SyncState], object],
+        changed: Callable[[], object],
+    ) -> bool:
+        """Make the rack hold what ``assignment`` says.
+
+        :param show: is given how far the sync is, whenever that changes; the last is how far it got.
+        :param changed: is called when what is held has changed.
+        :return: whether that changed anything.
+        :raises SyncFailed: with the reason. What was held before is held still.
+        :raises Stopped: if ``stop`` said so; likewise.
+        """
+        try:
+            return await _Sync(self, assignment, stop, show, changed).run()
+        except DiskFull:
+            await self._tidy(stale_after=0.0)
+            raise
+        except Interrupted as error:
+            raise Stopped(CANCELLED, str(error)) from error
+        except OSError as error:
+            if error.errno in _DISK_FULL:
+                await self._tidy(stale_after=0.0)
+                raise DiskFull(f"the disk is full: {error}") from error
+            raise SyncFailed(f"the disk failed: {error}") from error
+
+    async def remember(self, assignment: Assignment) -> None:
+        """Write down what is to be held. :raises OSError: if the disk fails or is full."""
+        if assignment != self._written:
+            await self.run_in_thread(self.assignments.write, assignment)
+            self._written = assignment
+
+    async def _tidy(self, keep: Mapping[str, int] | None = None, *, stale_after: float | None = None) -> None:
+        """Remove what is not needed any more. That this fails does not make a sync fail; it is logged."""
+        options = {} if stale_after is None else {"stale_after": stale_after}
+        try:
+            tidied = await self.run_in_thread(self.store.tidy, keep or (), **options)
+        except Exception:  # noqa: BLE001  # what is held is right; the next sync tidies again
+            log.failure("Could not remove what is not needed any more")
+            return
+        for problem in tidied.problems:
+            log.error("Could not remove what is not needed any more: {problem}", problem=problem)
+        if tidied.snapshots or tidied.blobs or tidied.freed:
+            log.info(
+                "Tidied: removed {snapshots}, and {blobs} files from the cache ({bytes} bytes).",
+                snapshots=", ".join(tidied.snapshots) or "no snapshot", blobs=tidied.blobs, bytes=tidied.freed,
+            )  # fmt: skip
+
+
+@define(eq=False)
+class _Sync:
+    syncs: Syncs
+    assignment: Assignment
+    stop: Stop
+    show: Callable[[SyncState], object]
+    changed: Callable[[], object]
+    state: SyncState = field(factory=SyncState, init=False)
+
+    async def run(self) -> bool:
+        store, thread = self.syncs.store, self.syncs.run_in_thread
+        assignment = self.assignment
+        self._at("checking")
+        await self.syncs.remember(assignment)
+        before = store.inventory
+        inventory = await thread(store.recheck)
+        if inventory is not before:
+            for damage in inventory.damaged:
+                log.error("Damaged in generation {generation}: {damage}", generation=inventory.generation,
+                          damage=str(damage))  # fmt: skip
+            self.changed()
+        if inventory.holds(assignment.generation, assignment.digest):
+            await self.syncs._tidy()
+            return False
+        if inventory.generation != NO_GENERATION and inventory.listed.digest == assignment.digest:
+            manifest = inventory.listed
+        else:
+            manifest = await self._fetch_manifest()
+        self.stop.check()
+        missing = await thread(store.missing, manifest)
+        if missing:
+            await self._make_room(manifest, missing)
+            await self._fetch(manifest, missing)
+        self._at("installing")
+        self.stop.no_more()
+        try:
+            await thread(store.install, assignment.generation, manifest)
+        except SnapshotError as error:
+            raise SyncFailed(str(error)) from error
+        self.changed()
+        await self.syncs._tidy()
+        return True
+
+    def _at(self, step: str, **changes: Any) -> None:
+        self.state = evolve(self.state, step=step, current=(), **changes)
+        self.show(self.state)
+
+    async def _fetch_manifest(self) -> Manifest:
+        self._at("manifest")
+        url = self.assignment.manifest_url
+        try:
+            data = await self.stop.interruptible(self.syncs.fetcher.read_document(url, limit=MANIFEST_LIMIT))
+        except FetchError as error:
+            raise SyncFailed(f"the manifest of {self.assignment} cannot be fetched: {error}") from error
+        try:
+            return await self.syncs.run_in_thread(parse_manifest, data, self.assignment.digest)
+        except InvalidManifest as error:
+            raise SyncFailed(f"{url} is not the manifest of {self.assignment}: {error}") from error
+
+    async def _make_room(self, manifest: Manifest, missing: Mapping[str, int]) -> None:
+        """:raises DiskFull: if the disk has no room for what is missing, even when all that is not needed is gone."""
+        if await self._lacks_room(missing):
+            await self.syncs._tidy(manifest.blobs, stale_after=0.0)
+            if lack := await self._lacks_room(missing):
+                raise DiskFull(lack)
+
+    async def _lacks_room(self, missing: Mapping[str, int]) -> str:
+        """What is wrong if there is no room for the rest of ``missing``; else ""."""
+        store, thread = self.syncs.store, self.syncs.run_in_thread
+        needed = await thread(store.to_fetch, missing)
+        free = await thread(store.free_bytes)
+        if free >= needed + RESERVE:
+            return ""
+        return (
+            f"the disk is too full: {needed} bytes are to be fetched and {RESERVE} are left for others, "
+            f"but {free} are free; make room, or select fewer images"
+        )
+
+    async def _fetch(self, manifest: Manifest, missing: Mapping[str, int]) -> None:
+        self._at("fetching", files=len(missing), bytes=sum(missing.values()))
+        wanted = self._wanted(manifest, missing)
+        results = await self.stop.interruptible(self.syncs.fetcher.fetch(wanted, self._progressed))
+        failures = [result for result in results.values() if isinstance(result, FetchFailed)]
+        self._at(
+            "fetching",
+            files_done=len(results) - len(failures),
+            bytes_read=max(
+                self.state.bytes_read, sum(each.bytes_read for each in results.values() if isinstance(each, Fetched))
+            ),
+        )
+        if not failures:
+            return
+        labels = {one.sha256: one.label for one in wanted}
+        for failure in failures:
+            log.error(
+                "Could not fetch {label} from {url}: {reason}",
+                label=labels[failure.sha256], url=failure.url, reason=failure.reason,
+            )  # fmt: skip
+        told = "; ".join(f"{labels[failure.sha256]}: {failure.reason}" for failure in failures[:_SHOWN])
+        more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+        reason = f"{len(failures)} of {len(missing)} files could not be fetched: {told}{more}"
+        still = {failure.sha256: missing[failure.sha256] for failure in failures}
+        if lack := await self._lacks_room(still):
+            raise DiskFull(f"{reason} ({lack})")
+        raise SyncFailed(reason)
+
+    def _progressed(self, progress: Progress) -> None:
+        self.stop.insist()
+        self.state = evolve(
+            self.state,
+            files_done=progress.files_done,
+            bytes_done=progress.bytes_done,
+            bytes_read=progress.bytes_read,
+            current=progress.current,
+        )
+        self.show(self.state)
+
+    def _wanted(self, manifest: Manifest, missing: Mapping[str, int]) -> list[Wanted]:
+        """One request for each missing content, in the order of the manifest's images."""
+        wanted: dict[str, Wanted] = {}
+        for image in manifest.images:
+            for file in image.files:
+                if file.sha256 in missing and file.sha256 not in wanted:
+                    url = self.assignment.blob_url(file.sha256)
+                    label = f"{image.key} {image.version} {file.name}"
+                    wanted[file.sha256] = Wanted(url, file.sha256, file.size, label)
+        return list(wanted.values())

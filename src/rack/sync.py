@@ -1,0 +1,146 @@
+"""When does a rack sync, to which generation, and who is told how it ended?
+
+Requests for what is being synced already share its result; of others the newest generation wins, and those who asked
+for another are told so. At intervals, and after a failure, the rack looks by itself whether all that it should hold is
+there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from rack.assignment import Assignment
+from rack.inventory import NO_GENERATION, Inventory
+from rack.life import Core, Machine, Result, Run
+from rack.snapshots import SnapshotStore
+from rack.steps import Syncs
+from rack.stop import SUPERSEDED
+
+log = Logger()
+
+
+@frozen
+class Status:
+    """``state`` is ``empty``, ``ready``, ``syncing`` or ``failed``; ``progress`` is the same for display, as JSON."""
+
+    state: str
+    progress: dict[str, Any]
+
+
+class Synchroniser:
+    """A rack's syncing. To be used in the reactor's thread; nothing here blocks.
+
+    :param interval: seconds after which the rack looks again whether all that it should hold is there.
+    :param jitter: gives numbers from 0 to 1, by which waits are lengthened by up to a quarter.
+    """
+
+    def __init__(
+        self, syncs: Syncs, clock: IReactorTime, *, interval: float, jitter: Callable[[], float] = random.random
+    ) -> None:
+        self._core = Core(syncs, clock, interval, jitter)
+        self._machine = Machine(self._core)
+
+    @property
+    def inventory(self) -> Inventory:
+        """What is held right now."""
+        return self._core.syncs.store.inventory
+
+    @property
+    def store(self) -> SnapshotStore:
+        """Where it is held."""
+        return self._core.syncs.store
+
+    def on_change(self, listener: Callable[[], object]) -> None:
+        """Call ``listener`` whenever the state, or what is held, has changed. It must not raise."""
+        self._core.listeners.append(listener)
+
+    async def recover(self) -> Inventory:
+        """Find out what is held, and what should be, after a start; to be called once, before anything else.
+
+        :raises OSError: if the disk cannot be read.
+        """
+        syncs = self._core.syncs
+        async with self._core.lock:
+            inventory = await syncs.run_in_thread(syncs.store.recover)
+            self._core.assignment = await syncs.run_in_thread(syncs.assignments.read)
+        for damage in inventory.damaged:
+            log.error("Damaged in generation {generation}: {damage}", generation=inventory.generation,
+                      damage=str(damage))  # fmt: skip
+        if inventory.generation == NO_GENERATION:
+            log.info("No images are held.")
+        else:
+            log.info(
+                "Generation {generation} ({digest}) is held: {count} images{damaged}.",
+                generation=inventory.generation, digest=inventory.listed.digest[:8],
+                count=len(inventory.manifest.images),
+                damaged="" if inventory.is_whole else f" of {len(inventory.listed.images)}",
+            )  # fmt: skip
+        return inventory
+
+    def request(self, assignment: Assignment) -> Deferred[Result]:
+        """Make the rack hold a generation; fires with the result when that sync has ended, and never fails."""
+        core = self._core
+        caller: Deferred[Result] = Deferred()
+        latest = core.next or core.run
+        if latest is None:
+            self._machine.begin(Run(assignment, [caller]))
+        elif latest.assignment.wants_same(assignment) and not latest.stop.why:
+            latest.callers.append(caller)
+        elif assignment.generation < latest.assignment.generation:
+            return succeed(core.result(SUPERSEDED, f"{latest.assignment} was asked for already"))
+        else:
+            self._machine.replace(Run(assignment, [caller]))
+        return caller
+
+    def look_again(self) -> None:
+        """Look now whether all that should be held is there, and sync if not; nothing if that is unknown."""
+        if self._core.assignment is not None:
+            self._machine.look_again()
+
+    def cancel(self) -> bool:
+        """Stop the sync under way and any to follow it; the rack does not sync until it is asked to again.
+
+        :return: whether there was one that could still be stopped.
+        """
+        core = self._core
+        if core.run is None or (core.run.stop.is_too_late and core.next is None):
+            return False
+        self._machine.cancel()
+        return True
+
+    def stop(self) -> Deferred[None]:
+        """Stop for good; fires when no sync is under way any more."""
+        self._machine.stop()
+        return self._core.stopped
+
+    @property
+    def status(self) -> Status:
+        """What the rack says of itself at this moment."""
+        core, inventory = self._core, self.inventory
+        if core.run is not None:
+            return Status("syncing", self._progress_of(core.run))
+        if core.failure or not inventory.is_whole:
+            reason = core.failure or "; ".join(map(str, inventory.damaged[:3]))
+            progress: dict[str, Any] = {"reason": reason}
+            if core.timer is not None:
+                progress["next_try_seconds"] = round(core.timer.getTime() - core.clock.seconds(), 1)
+            if core.assignment is not None:
+                progress["generation"] = core.assignment.generation
+            return Status("failed", progress)
+        return Status("empty" if inventory.generation == NO_GENERATION else "ready", {})
+
+    def _progress_of(self, run: Run) -> dict[str, Any]:
+        state = run.state
+        return {
+            "generation": run.assignment.generation, "digest": run.assignment.digest, "step": state.step,
+            "files": state.files, "files_done": state.files_done, "bytes": state.bytes,
+            "bytes_done": state.bytes_done, "bytes_read": state.bytes_read, "current": list(state.current),
+            "seconds": round(self._core.clock.seconds() - run.started, 1),
+        }  # fmt: skip

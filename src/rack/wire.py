@@ -1,0 +1,109 @@
+"""What a rack answers to a region, and what it reports. The links themselves are in :mod:`rack.link`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from twisted.logger import Logger
+
+from rack.assignment import Assignment, InvalidAssignment
+from rack.stop import FAILED
+from rack.sync import Synchroniser
+from rpc.commands import CancelSync, ListImages, SyncImages, SyncProgress
+from rpc.protocol import Link, Responders
+
+log = Logger()
+
+_THIS_REGION: Final = ("", "*")
+"""What stands in a stream's URL for the host that the rack is connected to."""
+
+
+class RackWire:
+    """The rack's end of its links: everything is answered from the synchroniser."""
+
+    def __init__(self, synchroniser: Synchroniser) -> None:
+        self._synchroniser = synchroniser
+
+    def responders(self) -> Responders:
+        """The table of what the rack answers."""
+        return Responders(
+            "rack",
+            {
+                ListImages: self.list_images,
+                SyncImages: self.sync_images,
+                SyncProgress: self.sync_progress,
+                CancelSync: self.cancel_sync,
+            },
+        )
+
+    def report(self) -> Mapping[str, Any]:
+        """The arguments of ``ReportInventory`` at this moment."""
+        inventory, status = self._synchroniser.inventory, self._synchroniser.status
+        return {
+            "generation": inventory.generation,
+            "digest": inventory.digest,
+            "state": status.state,
+            "progress": status.progress,
+        }
+
+    async def list_images(self, link: Link, known_digest: str) -> Mapping[str, Any]:
+        """What is held right now; the list of it only if the region does not know that digest."""
+        inventory = self._synchroniser.inventory
+        answer: dict[str, Any] = {
+            "state": self._synchroniser.status.state,
+            "generation": inventory.generation,
+            "digest": inventory.digest,
+        }
+        if inventory.digest not in ("", known_digest):
+            answer["inventory"] = inventory.manifest.canonical
+        return answer
+
+    async def sync_images(self, link: Link, generation: int, digest: str, url: str) -> Mapping[str, Any]:
+        """Make the rack hold a generation; answered when the sync has ended."""
+        try:
+            assignment = Assignment(generation, digest, resolve(url, link.peer.address))
+        except InvalidAssignment as error:
+            log.error("{peer} asked for a sync that makes no sense: {reason}", peer=str(link.peer), reason=str(error))
+            inventory = self._synchroniser.inventory
+            return {
+                "outcome": FAILED, "generation": inventory.generation, "digest": inventory.digest,
+                "reason": f"the rack cannot sync so: {error}", "bytes_fetched": 0, "files_fetched": 0,
+            }  # fmt: skip
+        result = await self._synchroniser.request(assignment)
+        return {
+            "outcome": result.outcome,
+            "generation": result.generation,
+            "digest": result.digest,
+            "reason": result.reason,
+            "bytes_fetched": result.bytes_fetched,
+            "files_fetched": result.files_fetched,
+        }
+
+    async def sync_progress(self, link: Link) -> Mapping[str, Any]:
+        """How far the sync under way is."""
+        status = self._synchroniser.status
+        return {"progress": status.progress if status.state == "syncing" else {}}
+
+    async def cancel_sync(self, link: Link) -> Mapping[str, Any]:
+        """Stop the sync under way."""
+        return {"cancelled": self._synchroniser.cancel()}
+
+
+def resolve(url: str, address: str) -> str:
+    """``url`` with the host of ``address`` (``HOST:PORT``, as a link's peer has it) in place of ``*`` or no host.
+
+    :raises InvalidAssignment: if it is no URL, or ``address`` has no host.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidAssignment(f"url is {url!r}: {error}") from error
+    if parts.scheme not in ("http", "https") or (parts.hostname or "") not in _THIS_REGION:
+        return url
+    host = address.rpartition(":")[0]
+    if not host:
+        raise InvalidAssignment(f"url is {url!r}, but the region's address is unknown ({address!r})")
+    return urlunsplit(parts._replace(netloc=host if port is None else f"{host}:{port}"))
