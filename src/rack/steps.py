@@ -238,7 +238,6 @@ class _Sync:
         raise SyncFailed(reason)
 
     def _progressed(self, progress: Progress) -> None:
-        self.stop.insist()
         self.state = evolve(
             self.state,
             files_done=progress.files_done,

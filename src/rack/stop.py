@@ -40,15 +40,7 @@ class Stop:
         if self.is_too_late or self.outcome:
             return
         self.outcome, self.why = outcome, why
-        self.insist()
-
-    def insist(self) -> None:
-        """Cancel what is being waited for, if the sync is to stop.
-
-        To be called now and then while it goes on: some of what can be cancelled takes that for a failure and, having
-        failed, tries again (looking up a host's name does).
-        """
-        if self.outcome and self._waiting is not None:
+        if self._waiting is not None:
             self._waiting.cancel()
 
     def check(self) -> None:

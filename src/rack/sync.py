@@ -22,6 +22,7 @@ from rack.life import Core, Machine, Result, Run
 from rack.snapshots import SnapshotStore
 from rack.steps import Syncs
 from rack.stop import SUPERSEDED
+from rpc.fetch import RunInThread
 
 log = Logger()
 
@@ -51,6 +52,11 @@ class Synchroniser:
     def inventory(self) -> Inventory:
         """What is held right now."""
         return self._core.syncs.store.inventory
+
+    @property
+    def run_in_thread(self) -> RunInThread:
+        """How to run what blocks, or takes long."""
+        return self._core.syncs.run_in_thread
 
     @property
     def store(self) -> SnapshotStore:

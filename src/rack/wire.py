@@ -9,8 +9,10 @@ from urllib.parse import urlsplit, urlunsplit
 from twisted.logger import Logger
 
 from rack.assignment import Assignment, InvalidAssignment
+from rack.inventory import Inventory
 from rack.stop import FAILED
 from rack.sync import Synchroniser
+from rpc.arguments import Packed, pack
 from rpc.commands import CancelSync, ListImages, SyncImages, SyncProgress
 from rpc.protocol import Link, Responders
 
@@ -25,6 +27,7 @@ class RackWire:
 
     def __init__(self, synchroniser: Synchroniser) -> None:
         self._synchroniser = synchroniser
+        self._list: tuple[str, Packed | None] = "", None
 
     def responders(self) -> Responders:
         """The table of what the rack answers."""
@@ -57,8 +60,16 @@ class RackWire:
             "digest": inventory.digest,
         }
         if inventory.digest not in ("", known_digest):
-            answer["inventory"] = inventory.manifest.canonical
+            answer["inventory"] = await self._packed(inventory)
         return answer
+
+    async def _packed(self, inventory: Inventory) -> Packed:
+        """The list of what is held as it travels, made once for each inventory, and not in the reactor's thread."""
+        digest, packed = self._list
+        if packed is None or digest != inventory.digest:
+            packed = await self._synchroniser.run_in_thread(lambda: pack(inventory.manifest.canonical))
+            self._list = inventory.digest, packed
+        return packed
 
     async def sync_images(self, link: Link, generation: int, digest: str, url: str) -> Mapping[str, Any]:
         """Make the rack hold a generation; answered when the sync has ended."""

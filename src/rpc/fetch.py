@@ -28,8 +28,9 @@ from twisted.web.iweb import IAgent, IPolicyForHTTPS
 
 from rpc.blobs import BlobError, BlobStore, Part, State, WrongContent
 from rpc.http_client import Answer, HttpClient
-from rpc.http_errors import FetchError, public
+from rpc.http_errors import FetchError
 from rpc.local_files import copy_file, read_file
+from rpc.urls import public
 
 __all__ = ["FetchError", "FetchFailed", "Fetched", "Fetcher", "Progress", "RunInThread", "Wanted", "reactor_threads"]
 
@@ -193,6 +194,8 @@ class _Run:
     _timer: IDelayedCall | None = field(default=None, init=False)
     _files: int = field(default=0, init=False)
     _total: int = field(default=0, init=False)
+    _ends: Any = field(default=(), init=False)
+    is_cancelled: bool = field(default=False, init=False)
 
     async def run(self) -> Mapping[str, Fetched | FetchFailed]:
         """Fetch all, a few at a time."""
@@ -204,23 +207,40 @@ class _Run:
         queue = deque(sources.values())
         self._tick()
         workers = [Deferred.fromCoroutine(self._work(queue)) for _ in range(min(self.fetcher.concurrency, len(queue)))]
+        # Some of what is waited for takes being cancelled for a failure (looking up a host's name does), which would be
+        # tried again. So cancelling is noticed here as well, before any worker hears of it.
+        working: Deferred[None] = Deferred(lambda _: self._cancelled())
+        together = DeferredList(workers, consumeErrors=True)
+        together.addBoth(self._worked, working)
         try:
-            ends = await DeferredList(workers, consumeErrors=True)
+            waited: list[Deferred[Any]] = [working, together]
+            await DeferredList(waited, consumeErrors=True)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+        ends = self._ends
+        if self.is_cancelled:
+            raise CancelledError()
         for succeeded, failure in ends:
             if not succeeded:
                 raise _error_of(failure)
         self._report()
         return self._results
 
+    def _cancelled(self) -> None:
+        self.is_cancelled = True
+
+    def _worked(self, ends: Any, working: Deferred[None]) -> None:
+        self._ends = ends
+        if not working.called:
+            working.callback(None)
+
     async def _work(self, queue: deque[list[Wanted]]) -> None:
-        while queue:
+        while queue and not self.is_cancelled:
             sources = queue.popleft()
             sha256 = sources[0].sha256
             for source in sources:
-                self._active[sha256] = one = _One(self.fetcher, source)
+                self._active[sha256] = one = _One(self, source)
                 try:
                     result = await one.run()
                 finally:
@@ -265,12 +285,16 @@ def _both(earlier: Fetched | FetchFailed, later: FetchFailed) -> FetchFailed:
 class _One:
     """The fetching of one content from one URL."""
 
-    fetcher: Fetcher
+    run_of: _Run
     wanted: Wanted
+    fetcher: Fetcher = field(init=False)
     bytes_read: int = field(default=0, init=False)
     _part: Part | None = field(default=None, init=False)
     _stopped: bool = field(default=False, init=False)
     _resumed: bool = field(default=False, init=False)  # whether the part holds bytes of an earlier answer
+
+    def __attrs_post_init__(self) -> None:
+        self.fetcher = self.run_of.fetcher
 
     @property
     def bytes_there(self) -> int:
@@ -330,6 +354,8 @@ class _One:
                 await self._attempt(part)
                 return
             except FetchError as error:
+                if self.run_of.is_cancelled:
+                    raise CancelledError() from error
                 if not error.retriable:
                     raise
                 stepped = part.length >= furthest + STEP_FORWARD

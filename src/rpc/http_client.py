@@ -17,13 +17,14 @@ from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
-from twisted.web.client import HTTPConnectionPool
+from twisted.web.client import HTTPConnectionPool, _HTTP11ClientFactory
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import UNKNOWN_LENGTH, IAgent, IPolicyForHTTPS, IResponse
 
-from rpc.http_errors import FetchError, explain, innermost, public
+from rpc.http_errors import FetchError, explain, innermost
 from rpc.receiving import Receiver
 from rpc.tunnels import basic, make_agent
+from rpc.urls import public
 
 MAX_REDIRECTS: Final = 5
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -51,6 +52,12 @@ class Answer:
         return str(values[-1]).strip() if values else ""
 
 
+class _QuietFactory(_HTTP11ClientFactory):
+    """Makes the pool's connections without two lines in the log for each."""
+
+    noisy = False
+
+
 @define(eq=False)
 class HttpClient:
     """Asks servers, over connections that are kept and used again.
@@ -74,6 +81,7 @@ class HttpClient:
 
     def __attrs_post_init__(self) -> None:
         self._pool = HTTPConnectionPool(self.reactor)
+        self._pool._factory = _QuietFactory
         self._pool.maxPersistentPerHost = self.connections
         if self.agent is None:
             self.agent = make_agent(self.reactor, self._pool, self.proxy, self.connect_timeout, self.tls_policy)

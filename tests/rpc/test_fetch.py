@@ -14,6 +14,7 @@ from unittest import mock
 from attrs import evolve
 from treq.testing import RequestTraversalAgent
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.error import DNSLookupError
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.static import Data
@@ -723,6 +724,27 @@ class CancelTests(FetchTestCase):
         self.server.script("/1", serve(BODY))
         self.fetch(wanted[0])
         self.assert_stored(BODY)
+
+    def test_cancelling_what_takes_that_for_a_failure_does_not_try_again(self) -> None:
+        asked: list[bytes] = []
+
+        class Agent:
+            """Looks up names as Twisted's endpoint does: cancelled, it says that it found nothing."""
+
+            def request(self, method: bytes, uri: bytes, *more: Any) -> Deferred[Any]:
+                asked.append(uri)
+                return Deferred(lambda looking: looking.errback(DNSLookupError("no results")))
+
+        fetcher = self.make_fetcher(agent=Agent(), concurrency=2)
+        wanted = [Wanted(f"http://region.example/{number}", f"{number:064x}", 5, "x") for number in range(5)]
+        running = Deferred.fromCoroutine(fetcher.fetch(wanted))
+        self.network.spin()
+        self.assertEqual(len(asked), 2)
+        running.cancel()
+        self.network.spin()
+        self.failureResultOf(running, CancelledError)
+        self.network.pass_time(100, step=1)
+        self.assertEqual(len(asked), 2)
 
     def test_cancelling_while_waiting_to_try_again_stops_at_once(self) -> None:
         running = Deferred.fromCoroutine(self.fetcher.fetch([self.wanted(SMALL, page("503 Service Unavailable"))]))
