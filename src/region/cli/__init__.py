@@ -1,0 +1,274 @@
+"""The commands of ``stanchion`` that the region's package brings: asking a region, changing it, and running one.
+
+Parsers only; what a command needs is imported when it is run, so that ``stanchion --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from region.cli.api import connection_options, parse_selection
+from rpc.cli import command
+
+DEFAULT_CONFIG = "/etc/stanchion/region.toml"
+
+
+def commands(subparsers: Any) -> None:
+    """Add this package's commands."""
+    _up(subparsers)
+    _answers(subparsers)
+    _sources(subparsers)
+    _import(subparsers)
+    _login(subparsers)
+    _region(subparsers)
+
+
+def _later(module: str, function: str = "run") -> Callable[[argparse.Namespace], int]:
+    """``region.cli.<module>.<function>``, imported when it is called."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        status: int = getattr(importlib.import_module(f"region.cli.{module}"), function)(arguments)
+        return status
+
+    return run
+
+
+def _up(subparsers: Any) -> None:
+    parser = command(
+        subparsers,
+        "up",
+        _later("up"),
+        "Run a region and a rack on this machine, import images, and keep both running until Ctrl-C.",
+        epilog="""\
+Everything is kept in the state directory; running it again goes on from there. The first time, without a SOURCE, a
+small sample stream is written and imported: nothing in it can boot, but everything about it is real.
+
+examples:
+  stanchion up
+  stanchion up http://images.maas.io/ephemeral-v3/stable --select ubuntu/noble:amd64 \\
+      --keyring /usr/share/keyrings/ubuntu-cloudimage-keyring.gpg
+  stanchion up /srv/my-stream --allow-unsigned
+  stanchion up --then-stop               bring everything up, stop it again: does it work on this machine?""",
+    )
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="a simplestreams URL or directory; else the sample")
+    parser.add_argument("--keyring", metavar="FILE", help="the keys that SOURCE is signed with")
+    parser.add_argument("--allow-unsigned", action="store_true", help="SOURCE is not signed, and that is all right")
+    parser.add_argument(
+        "--select", action="append", default=[], type=parse_selection, metavar="OS/RELEASE[:ARCH,…]",
+        help="import only this of SOURCE, boot loaders too (again for more; default: everything)",
+    )  # fmt: skip
+    parser.add_argument("--state", metavar="DIR", help="the state directory (default: ./.state)")
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", default="127.0.0.1", help="where to listen (default: %(default)s)"
+    )
+    parser.add_argument("--proxy", metavar="URL", default="", help="the http proxy to fetch SOURCE through")
+    parser.add_argument("--then-stop", action="store_true", help="when all is up, stop it and exit with 0")
+
+
+def _answers(subparsers: Any) -> None:
+    connection = connection_options()
+    parser = command(
+        subparsers,
+        "releases",
+        _later("answers", "releases"),
+        "Which releases can be deployed, asked of the racks this moment.",
+        epilog="""\
+states:
+  deployable     as many racks as the policy needs hold it, verified
+  arriving       it is published, and racks are fetching it
+  undetermined   a rack that may hold it did not answer; nobody can know at the moment
+  unknown        no rack can hold it
+  no-racks, nothing-published: no rack has joined; nothing was imported yet
+
+exit status: 0 if anything is deployable, 1 if nothing is, 3 if that cannot be known.
+
+examples:
+  stanchion releases
+  stanchion releases --arch arm64 --policy all
+  stanchion releases --json | jq -r '.releases[] | select(.state == "deployable") | .name'""",
+        parents=[connection],
+    )
+    _which(parser)
+    parser = command(
+        subparsers,
+        "why",
+        _later("answers", "why"),
+        "Why a release can or cannot be deployed, rack by rack.",
+        epilog="""\
+exit status: 0 deployable, 1 not (arriving or unknown), 3 not known at the moment.
+
+examples:
+  stanchion why ubuntu/noble
+  stanchion why ubuntu/noble --arch amd64 --rack rack-2
+  until stanchion why ubuntu/noble --arch amd64; do sleep 10; done""",
+        parents=[connection],
+    )
+    parser.add_argument("release", metavar="OS/RELEASE", help="such as ubuntu/noble")
+    _which(parser)
+    parser = command(
+        subparsers,
+        "racks",
+        _later("answers", "racks"),
+        "Which racks there are, whether they are connected, and what they hold.",
+        epilog="""\
+exit status: 0 if every rack is connected, else 1.
+
+examples:
+  stanchion racks
+  stanchion racks --sync rack-2          have it look for what it lacks now
+  stanchion racks --forget rack-2        it is gone for good; its certificate is refused from now on""",
+        parents=[connection],
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--sync", metavar="RACK", help="tell a rack (name or id) to sync now")
+    action.add_argument("--forget", metavar="RACK", help="remove a rack (name or id)")
+    parser = command(
+        subparsers,
+        "images",
+        _later("answers", "images"),
+        "Which images the region has published.",
+        epilog="examples:\n  stanchion images\n  stanchion images --json",
+        parents=[connection],
+    )
+
+
+def _which(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", metavar="ARCH", help="only this architecture, such as amd64")
+    parser.add_argument("--rack", metavar="RACK", action="append", help="the racks (name or id) that serve the machine")
+    parser.add_argument(
+        "--policy", choices=("any", "all"), help="how many of the racks must hold it: any one (default), or all"
+    )
+
+
+def _sources(subparsers: Any) -> None:
+    connection = connection_options()
+    parser = command(
+        subparsers,
+        "sources",
+        _later("sources", "show"),
+        "Where images are imported from, and which.",
+        epilog="""\
+examples:
+  stanchion sources
+  stanchion sources add http://images.maas.io/ephemeral-v3/stable --select ubuntu/noble:amd64,arm64 \\
+      --keyring /usr/share/keyrings/ubuntu-cloudimage-keyring.gpg
+  stanchion sources select 1 ubuntu/jammy
+  stanchion sources unselect 1 ubuntu/jammy
+  stanchion sources remove 1
+The next import follows a change (stanchion import).""",
+        parents=[connection],
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action")
+    command(
+        actions, "list", _later("sources", "show"), "Show the sources and their selections.",
+        epilog="example:\n  stanchion sources list", parents=[connection],
+    )  # fmt: skip
+    one = command(
+        actions, "add", _later("sources", "add"), "Add a source.",
+        epilog="example:\n  stanchion sources add file:///srv/stream/ --allow-unsigned --select '*'",
+        parents=[connection],
+    )  # fmt: skip
+    one.add_argument("source", metavar="URL", help="the root of a simplestreams mirror, or its index")
+    one.add_argument(
+        "--keyring", metavar="FILE", help="the keys that it is signed with (the file is sent to the region)"
+    )
+    one.add_argument("--allow-unsigned", action="store_true", help="it is not signed, and that is all right")
+    one.add_argument("--priority", type=int, default=1, help="which wins where two offer the same: the higher")
+    one.add_argument(
+        "--select", action="append", default=[], type=parse_selection, metavar="OS/RELEASE[:ARCH,…]",
+        help="what to import (again for more; default: everything)",
+    )  # fmt: skip
+    one = command(
+        actions, "remove", _later("sources", "remove"), "Remove a source; the next import removes its images.",
+        epilog="example:\n  stanchion sources remove 2", parents=[connection],
+    )  # fmt: skip
+    one.add_argument("id", type=int, help="as `stanchion sources` shows it")
+    for name, summary in (
+        ("select", "Import something more of a source."),
+        ("unselect", "Import something no longer; the next import removes its images."),
+    ):
+        one = command(
+            actions, name, _later("sources", name), summary,
+            epilog=f"example:\n  stanchion sources {name} 1 ubuntu/noble", parents=[connection],
+        )  # fmt: skip
+        one.add_argument("id", type=int, help="the source, as `stanchion sources` shows it")
+        one.add_argument("selection", type=parse_selection, metavar="OS/RELEASE[:ARCH,…]")
+
+
+def _import(subparsers: Any) -> None:
+    parser = command(
+        subparsers,
+        "import",
+        _later("imports"),
+        "Import images from the sources now, and show how it goes.",
+        epilog="""\
+Ctrl-C stops watching; the import goes on. An image that could not be completed keeps its last good version.
+
+exit status: 0 everything selected is there, 1 the import failed, was cancelled, or had errors, 3 no answer.
+
+examples:
+  stanchion import
+  stanchion import --no-wait             start it and print its id
+  stanchion import --follow 12           watch one that runs
+  stanchion import --list                the last imports and how they ended
+  stanchion import --stop""",
+        parents=[connection_options()],
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--no-wait", action="store_true", help="do not wait for its end")
+    action.add_argument("--follow", type=int, metavar="ID", help="do not start one, watch this one")
+    action.add_argument("--list", action="store_true", help="show the last imports")
+    action.add_argument("--stop", action="store_true", help="stop the import that runs")
+
+
+def _login(subparsers: Any) -> None:
+    parser = command(
+        subparsers,
+        "login",
+        _later("login"),
+        "Keep a region's address and an API key for the other commands.",
+        epilog="""\
+The key is tried before it is kept, in ~/.config/stanchion/profile.toml (mode 0600). Make one where the region runs:
+stanchion region apikey. With - for the key it is read from standard input.
+
+examples:
+  stanchion login http://region:5240 consumer:token:secret
+  ssh region sudo stanchion region apikey | stanchion login http://region:5240 -""",
+    )
+    parser.add_argument("url", metavar="URL")
+    parser.add_argument("key", metavar="KEY", help="consumer:token:secret, or -")
+
+
+def _region(subparsers: Any) -> None:
+    parser = subparsers.add_parser("region", help="on the region's host: make keys and tokens")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    one = command(
+        actions, "join-token", _later("local", "join_token"), "Make a token with which a rack joins this region.",
+        epilog="""\
+The token names this region's certificate authority, so the rack cannot be led to another one. Whoever has it can
+join a rack until it is used or expires: hand it over like a password.
+
+examples:
+  sudo stanchion region join-token
+  sudo stanchion region join-token --expires 30m --uses 20""",
+    )  # fmt: skip
+    one.add_argument(
+        "--expires", metavar="TIME", default="1d", help="how long it is good: 30m, 12h, 7d (default: %(default)s)"
+    )
+    one.add_argument("--uses", metavar="N", type=int, default=1, help="how many racks may join with it (default: 1)")
+    _config(one)
+    one = command(
+        actions, "apikey", _later("local", "apikey"), "Make a key for the API.",
+        epilog="examples:\n  sudo stanchion region apikey\n  sudo stanchion region apikey --name juju",
+    )  # fmt: skip
+    one.add_argument("--name", default="cli", help="whose it is, for people (default: %(default)s)")
+    _config(one)
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", metavar="FILE", default=DEFAULT_CONFIG, help="the region's settings (default: %(default)s)"
+    )

@@ -1,0 +1,176 @@
+"""``stanchion region``: what is done on the region's host, to its database, and needs no API key: to make the first.
+
+The database is found through the region's settings. The embedded one runs only with its region, which is told apart by
+the lock that the region holds, and is connected to through its private socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import re
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import psycopg2.errors
+from twisted.internet.defer import Deferred
+from twisted.logger import (
+    FilteringLogObserver,
+    LogLevel,
+    LogLevelFilterPredicate,
+    globalLogBeginner,
+    textFileLogObserver,
+)
+from twisted.python.failure import Failure
+
+from region.api.keys import ApiKeyStore
+from region.authority import AuthorityError, create_join_token, read_ca
+from region.config import RegionConfig
+from region.database import Database, DatabaseUnavailable
+from region.database.premises import NAME
+from rpc.console import CommandFailed, Status, write, write_json
+from rpc.settings import load
+
+T = TypeVar("T")
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def apikey(arguments: argparse.Namespace) -> int:
+    """Make an API key."""
+    config = load(RegionConfig, arguments.config)
+    key = in_database(config, lambda database: ApiKeyStore(database).create(arguments.name))
+    if arguments.json:
+        write_json({"key": key.text, "name": key.name})
+    else:
+        write(key.text)
+    return Status.YES
+
+
+def join_token(arguments: argparse.Namespace) -> int:
+    """Make a join token."""
+    config = load(RegionConfig, arguments.config)
+    seconds = seconds_of(arguments.expires)
+    if arguments.uses < 1:
+        raise CommandFailed(f"--uses must be 1 or more, not {arguments.uses}", Status.USAGE)
+    try:
+        ca = read_ca(authority_directory(config))
+    except AuthorityError as error:
+        raise CommandFailed(str(error), Status.USAGE) from error
+    token = in_database(
+        config, lambda database: create_join_token(database, ca, expires_seconds=seconds, uses=arguments.uses)
+    )
+    if arguments.json:
+        write_json({"token": token, "expires_seconds": seconds, "uses": arguments.uses})
+    else:
+        write(token)
+        if sys.stdout.isatty():
+            address = config.rpc.advertise or f"THIS-HOST:{config.rpc.port}"
+            write(f"\nOn the rack: sudo -u stanchion-rack stanchion rack join --region {address} {token}")
+    return Status.YES
+
+
+def seconds_of(text: str) -> int:
+    """A time such as ``30m``, ``12h`` or ``7d``, in seconds.
+
+    :raises CommandFailed: if it is no such time, or none at all.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if found is None or int(found[1]) == 0:
+        raise CommandFailed(f"{text!r} is not a time such as 30m, 12h or 7d", Status.USAGE)
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def in_database(config: RegionConfig, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+    """Run ``work`` with the region's database, and return what it returns.
+
+    :raises CommandFailed: if the database cannot be reached, or no region ever used it.
+    """
+    dsn = config.database or embedded_dsn(database_directory(config))
+
+    async def connected(reactor: Any) -> T:
+        database = Database(reactor, dsn, size=1)
+        try:
+            await database.start()
+            return await work(database)
+        except DatabaseUnavailable as error:
+            raise CommandFailed(f"the region's database cannot be reached: {error}", Status.UNREACHABLE) from error
+        except psycopg2.errors.UndefinedTable as error:
+            raise CommandFailed(
+                "the region's database is empty: start the region once, it makes its tables", Status.UNREACHABLE
+            ) from error
+        finally:
+            await database.stop()
+
+    return _under_reactor(connected)
+
+
+def database_directory(config: RegionConfig) -> Path:
+    """Where the region that ``config`` is for keeps its embedded PostgreSQL."""
+    return config.state_directory / "postgres"
+
+
+def authority_directory(config: RegionConfig) -> Path:
+    """Where the region that ``config`` is for keeps its certificate authority."""
+    return config.state_directory / "authority"
+
+
+def embedded_dsn(directory: Path) -> str:
+    """How to connect to the embedded PostgreSQL in ``directory``, which must be running.
+
+    :raises CommandFailed: if it is not, or this user may not see it.
+    """
+    try:
+        running = _is_locked(directory / "lock")
+        facts = (directory / "data" / "postmaster.pid").read_text("utf-8").splitlines() if running else []
+    except FileNotFoundError:
+        facts = []
+    except OSError as error:
+        raise CommandFailed(
+            f"cannot look into {directory}: {error.strerror}; run this as root or as the region's user", Status.USAGE
+        ) from error
+    if len(facts) < 5:
+        raise CommandFailed(
+            f"no region runs with {directory.parent}, and its database runs only with it: start the region first, or "
+            "name its settings with --config",
+            Status.UNREACHABLE,
+        )
+    # postmaster.pid, line by line: process, data directory, start, port, socket directory (PostgreSQL's miscadmin.h).
+    host = facts[4].replace("\\", "\\\\").replace("'", "\\'")
+    return f"host='{host}' port={facts[3]} user={NAME} dbname={NAME}"
+
+
+def _is_locked(path: Path) -> bool:
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _under_reactor(work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    from twisted.internet import reactor as installed
+
+    reactor: Any = installed
+    observer = FilteringLogObserver(
+        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.error)]
+    )
+    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
+    results: list[T | Failure] = []
+
+    def begin() -> None:
+        done = Deferred.fromCoroutine(work(reactor))
+        done.addBoth(results.append)
+        done.addBoth(lambda _: reactor.stop())
+
+    reactor.callWhenRunning(begin)
+    reactor.run()
+    if not results:
+        raise KeyboardInterrupt
+    result = results[0]
+    if isinstance(result, Failure):
+        result.raiseException()
+    return result
