@@ -1,0 +1,113 @@
+"""How fast the API says what can be deployed when it asks the racks, beside the same list read from PostgreSQL.
+
+Both go through the same API code, region and racks are processes of their own, and the links are TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from bench.table import Figure
+from tests.system.daemons import Region, authorization, wait_for
+
+SECONDS = 4.0
+ASKING, READING = "releases/", "releases-from-database/"
+
+
+class ComparingRegion(Region):
+    """A region that has both lists."""
+
+    program = ("-m", "bench.comparing")
+
+
+async def _client(region: Region, path: str, until: float) -> tuple[int, list[float]]:
+    """Requests answered, and how long each took, over one connection."""
+    head = (
+        f"GET /MAAS/api/2.0/{path} HTTP/1.1\r\nHost: 127.0.0.1:{region.http}\r\n"
+        f"Authorization: {authorization(region.key)}\r\n\r\n"
+    ).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", region.http, limit=1 << 24)
+    taken: list[float] = []
+    while time.perf_counter() < until:
+        begun = time.perf_counter()
+        writer.write(head)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        status, *headers = answer.decode("latin-1").split("\r\n")
+        if " 200 " not in status:
+            raise RuntimeError(f"GET {path}: {status}")
+        [length] = [line.split(":")[1] for line in headers if line.lower().startswith("content-length:")]
+        await reader.readexactly(int(length))
+        taken.append(time.perf_counter() - begun)
+    writer.close()
+    return len(taken), taken
+
+
+async def _load(region: Region, path: str, clients: int, seconds: float) -> tuple[float, float]:
+    """Answers a second, and the median seconds of one."""
+    begun = time.perf_counter()
+    ends = await asyncio.gather(*(_client(region, path, begun + seconds) for _ in range(clients)))
+    elapsed = time.perf_counter() - begun
+    taken = sorted(one for _, each in ends for one in each)
+    return sum(count for count, _ in ends) / elapsed, taken[len(taken) // 2]
+
+
+@contextmanager
+def _racks(region: Region, count: int, manifest: Path, generation: int) -> Iterator[None]:
+    token = region.join_token_for(count)
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "bench.racks", str(count), "127.0.0.1", str(region.rpc), token, str(manifest),
+            str(generation),
+        ],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise RuntimeError("the racks did not come up")
+        yield
+    finally:
+        process.communicate()
+
+
+def measure(catalogue: Path, keyring: Path | None, scratch: Path) -> Iterator[Figure]:
+    """The figures, with the images of the stream in ``catalogue``."""
+    for count in (1, 10, 100):
+        directory = scratch / f"answers-{count}"
+        directory.mkdir()
+        directory.chmod(0o755)
+        region = ComparingRegion(directory)
+        region.start()
+        try:
+            region.make_key()
+            region.add_source(catalogue.resolve().as_uri() + "/", keyring.read_bytes() if keyring else b"")
+            [generation] = wait_for(partial(region.get, "image-generations/"), "the import")
+            manifest = directory / "manifest.json"
+            manifest.write_bytes(region.stream(f"generations/{generation['digest']}/manifest.json"))
+            with _racks(region, count, manifest, generation["number"]):
+                yield from _compare(region, count)
+        finally:
+            region.stop()
+
+
+def _compare(region: Region, count: int) -> Iterator[Figure]:
+    for clients in (1, 64):
+        asyncio.run(_load(region, ASKING, clients, 1.0))  # whatever is only done once
+        rates: dict[str, list[tuple[float, float]]] = {ASKING: [], READING: []}
+        for path in (READING, ASKING, ASKING, READING):
+            rates[path].append(asyncio.run(_load(region, path, clients, SECONDS / 2)))
+        asking, reading = (max(rate for rate, _ in rates[path]) for path in (ASKING, READING))
+        median = min(seconds for _, seconds in rates[ASKING])
+        target = {(10, 64): 1.0, (10, 1): 1 / 3}.get((count, clients))
+        yield Figure(
+            f"asking {count} racks / PostgreSQL, {clients} clients",
+            asking / reading, "x", target, True,
+            f"{asking:.0f}/s asking (median {median * 1000:.1f} ms), {reading:.0f}/s from PostgreSQL",
+        )  # fmt: skip
