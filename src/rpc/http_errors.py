@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit, urlunsplit
-
 from OpenSSL import SSL
 from service_identity import VerificationError
 from twisted.internet import error
 from twisted.internet.defer import CancelledError
 
 from rpc.tunnels import HeadTooLong, ProxyRefused
+from rpc.urls import public
 
 
 class FetchError(Exception):
@@ -65,12 +64,3 @@ def innermost(problem: BaseException | None) -> BaseException | None:
     while reasons := [reason.value for reason in getattr(problem, "reasons", ())]:
         problem = reasons[0]
     return problem
-
-
-def public(url: str) -> str:
-    """The URL without the user's name and password, for messages."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else url

@@ -117,7 +117,7 @@ class _Reader:
             if self._source.asks_for(known):
                 reason = f"{error.file}: {error}" if error.file else str(error)
                 self.broken.append(Broken(self._content_id, product, version, _key(known), reason))
-                self.problems.append(Problem("error", self._source.url, product, version, error.file, str(error)))
+                self.problems.append(Problem("error", self._source.name, product, version, error.file, str(error)))
 
     def _attributes(self, product: str, tree: object, *version: str) -> Mapping[str, str]:
         """The text attributes of a product, or of a version of it, with what it inherits."""
@@ -163,7 +163,7 @@ class _Reader:
             except (_Unfit, UnsafePath, InvalidManifest) as error:
                 faults.append(_Unfit(str(error), name))
         for fault in faults[1:]:
-            self.problems.append(Problem("error", self._source.url, product, version, fault.file, str(fault)))
+            self.problems.append(Problem("error", self._source.name, product, version, fault.file, str(fault)))
         if faults:
             raise faults[0]
         attributes = {name: value for name, value in known.items() if name not in _NOT_ATTRIBUTES}
@@ -173,7 +173,7 @@ class _Reader:
                 version=version,
                 product=product,
                 content_id=self._content_id,
-                source=self._source.url,
+                source=self._source.name,
                 files=tuple(files),
                 attributes=tuple(attributes.items()),
             )

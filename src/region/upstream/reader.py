@@ -108,14 +108,14 @@ class SourceReader:
             except _Unsettled as first:
                 if not first.torn:
                     raise
-                log.info("Reading {url} once more, because {reason}", url=source.url, reason=first.reason)
+                log.info("Reading {url} once more, because {reason}", url=source.name, reason=first.reason)
                 return await self._read_once(source, accepted, conversation)
         except _Unsettled as error:
             return SourceFailed(source, error.reason)
         except CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 – the border of a source; the others must be imported all the same
-            log.failure("Reading the source {url} failed for a reason nobody foresaw", url=source.url)
+            log.failure("Reading the source {url} failed for a reason nobody foresaw", url=source.name)
             return SourceFailed(source, f"an internal error, see the region's log: {type(error).__name__}: {error}")
         finally:
             await conversation.close()
@@ -196,7 +196,7 @@ class SourceReader:
         now = self._now()
         offers: list[UpstreamImage] = []
         broken: list[Broken] = []
-        problems = [Problem("error", source.url, "", "", document.content_id, document.reason) for document in failed]
+        problems = [Problem("error", source.name, "", "", document.content_id, document.reason) for document in failed]
         seen = [DocumentSeen("index", min(index.updated, now), index.sha256)]
         for listed, document in read:
             offers.extend(document.images)
@@ -208,12 +208,12 @@ class SourceReader:
             if absent:
                 names = ", ".join(entry.product for entry in absent[:3]) + (", …" if len(absent) > 3 else "")
                 reason = f"the index lists {len(absent)} products that it does not have: {names}"
-                problems.append(Problem("warning", source.url, "", "", listed.content_id, reason))
+                problems.append(Problem("warning", source.name, "", "", listed.content_id, reason))
         dates = {"index": index.updated, **{document.content_id: document.updated for _, document in read}}
         for name, updated in dates.items():
             if updated > now:
                 reason = f"it is dated {updated:%Y-%m-%d %H:%M:%S}, in the future: its clock or this host's is wrong"
-                problems.append(Problem("warning", source.url, "", "", name, reason))
+                problems.append(Problem("warning", source.name, "", "", name, reason))
         images, contradictory, more = merge(offers)
         return SourceRead(
             source,

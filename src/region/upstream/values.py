@@ -15,6 +15,7 @@ from typing import Final, Literal
 from attrs import field, frozen
 
 from rpc.manifest import Image, ImageKey
+from rpc.urls import public
 
 ANY: Final = "*"
 
@@ -97,7 +98,8 @@ def _allowed(allowed: Collection[str], values: Collection[str]) -> bool:
 class Source:
     """A simplestreams source as the operator set it up.
 
-    ``url`` is its mirror root, or the URL of its index (``…/streams/v1/….sjson`` or ``.json``). ``keyring`` holds the
+    ``url`` is its mirror root, or the URL of its index (``…/streams/v1/….sjson`` or ``.json``); it may hold a user's
+    name and password, so everything that is shown, logged or published has :attr:`name` instead. ``keyring`` holds the
     public keys, one of which must have signed (binary or ASCII-armoured; empty only with ``allow_unsigned``). Where two
     sources offer the same image, the one with the higher ``priority`` is used, then the one with the lower ``id``.
     """
@@ -108,6 +110,11 @@ class Source:
     allow_unsigned: bool
     priority: int
     selections: tuple[Selection, ...]
+
+    @property
+    def name(self) -> str:
+        """The URL without user's name and password: what the source is called, in manifests too. No two share it."""
+        return public(self.url)
 
     @property
     def rank(self) -> tuple[int, int, str]:
@@ -132,8 +139,8 @@ class Source:
 class Problem:
     """Something that an operator should know about an import, said so that it can be acted on.
 
-    ``source`` is the source's URL; ``product``, ``version`` and ``file`` are upstream's names, empty where they do not
-    apply. An *error* kept something from being imported; a *warning* did not.
+    ``source`` is the source's :attr:`~Source.name`; ``product``, ``version`` and ``file`` are upstream's names, empty
+    where they do not apply. An *error* kept something from being imported; a *warning* did not.
     """
 
     severity: Severity
