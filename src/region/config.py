@@ -15,13 +15,23 @@ from rpc.settings import at_least, between, satisfies
 
 
 def _is_proxy(value: str) -> bool:
-    parts = urlsplit(value)
-    return not value or (parts.scheme == "http" and bool(parts.hostname))
+    if not value:
+        return True
+    from rpc.tunnels import ProxyAddress  # only who sets a proxy pays for loading an HTTP client
+
+    try:
+        ProxyAddress.parse(value)
+        return True
+    except ValueError:
+        return False
 
 
 def _is_stream_url(value: str) -> bool:
-    parts = urlsplit(value)
-    return not value or (parts.scheme in ("http", "https") and bool(parts.netloc))
+    try:
+        parts = urlsplit(value)
+        return not value or (parts.scheme in ("http", "https") and bool(parts.netloc) and parts.port != 0)
+    except ValueError:
+        return False
 
 
 _port = between(0, 65535)

@@ -16,6 +16,7 @@ from attrs import evolve, field, frozen
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
+from region.database import DatabaseUnavailable
 from region.database.pool import Database, Transaction
 from rpc.protocol import Link
 
@@ -99,9 +100,11 @@ class RackStore:
             "UPDATE rack SET last_connected = now(), version = %s WHERE system_id = %s", (version, system_id)
         )
 
-    async def disconnected(self, system_id: str) -> None:
-        """Record that the rack's link ended just now."""
-        await self._database.execute("UPDATE rack SET last_disconnected = now() WHERE system_id = %s", (system_id,))
+    async def disconnected(self, *system_ids: str) -> None:
+        """Record that the racks' links ended just now."""
+        await self._database.execute(
+            "UPDATE rack SET last_disconnected = now() WHERE system_id = ANY(%s)", (list(system_ids),)
+        )
 
     async def report(
         self, system_id: str, generation: int | None, digest: str | None, state: str, progress: Mapping[str, Any]
@@ -157,7 +160,11 @@ class RackRegistry:
     def not_connected_since(self, system_id: str) -> float | None:
         """When the rack's last link ended, as seconds since the epoch, if that is known."""
         rack = self._racks.get(system_id)
-        return rack.last_disconnected.timestamp() if rack and rack.last_disconnected else None
+        if rack is None or rack.last_disconnected is None:
+            return None
+        if rack.last_connected is not None and rack.last_connected > rack.last_disconnected:
+            return None  # the region was killed while the rack was linked: nobody saw that link end
+        return rack.last_disconnected.timestamp()
 
     def by_certificate(self, sha256: str) -> Rack | None:
         """The enrolled rack with this certificate."""
@@ -204,10 +211,16 @@ class RackRegistry:
                 system_id, generation=generation, digest=digest, state=state, progress=progress, reported=self._now()
             )
 
-    def close(self) -> None:
-        """Close every link, because the region is stopping."""
-        for link in list(self._links.values()):
+    async def close(self) -> None:
+        """Close every link, because the region is stopping, and record that while there is a database to do it in."""
+        links, self._links = self._links, {}
+        for link in links.values():
             link.close("the region is stopping")
+        try:
+            async with self._order:
+                await self.store.disconnected(*links)
+        except DatabaseUnavailable as error:
+            log.warn("When the links with racks ended is not recorded: {reason}", reason=str(error))
 
     def held_generations(self) -> Mapping[str, int]:
         """For each rack that holds something, the generation that it last reported."""

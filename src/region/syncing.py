@@ -1,8 +1,8 @@
 """Who tells racks to fetch what was published: at each publish, at each registration, and when someone asks.
 
-For each rack at most one ``SyncImages`` is under way. When it has ended and the rack is still not at the current
-generation because a newer one was published meanwhile, the rack is told again; when it failed, the rack itself tries
-again (it remembers what it was told), and the next publish or registration tells it anew.
+For each rack at most one ``SyncImages`` is under way. When it has ended, and a newer generation was published or the
+rack came back on another link meanwhile, the rack is told again; when it failed, the rack itself tries again (it
+remembers what it was told), and the next publish or registration tells it anew.
 """
 
 from __future__ import annotations
@@ -114,6 +114,6 @@ class SyncDriver:
                     "it goes on by itself and is told again when it registers.",
                     name=name, rack=system_id, generation=generation.number, why=describe(outcome),
                 )  # fmt: skip
-        newest = self._current
-        if newest is not None and newest.number > generation.number:
-            self.consider(system_id)
+        # What was published meanwhile is told now, and what was told on a link that was dead already is told on the
+        # new one; what was told on this link is not told again.
+        self.consider(system_id)

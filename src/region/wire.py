@@ -17,17 +17,16 @@ from region.authority import Authority, TokenRefused
 from region.racks import RackRefused, RackRegistry
 from region.syncing import SyncDriver
 from rpc.commands import (
-    PROTOCOL_VERSION,
     Enroll,
     EnrolmentRefused,
     Register,
     RegistrationRefused,
     ReportInventory,
     ReportRefused,
-    VersionMismatch,
 )
 from rpc.manifest import is_sha256
 from rpc.protocol import Link, Responders
+from rpc.versions import agree
 
 log = Logger()
 
@@ -79,12 +78,7 @@ class RegionWire:
 
     async def register(self, link: Link, versions: Any, name: str, software: str) -> Mapping[str, Any]:
         """Agree on a version and take the link into use."""
-        if not isinstance(versions, list) or PROTOCOL_VERSION not in versions:
-            newer = isinstance(versions, list) and any(type(one) is int and one > PROTOCOL_VERSION for one in versions)
-            raise VersionMismatch(
-                f"this region speaks version {PROTOCOL_VERSION} of the protocol and the rack offers {versions!r}: "
-                f"upgrade the {'region' if newer else 'rack'}"
-            )
+        version = agree(versions)
         try:
             rack = await self._registry.register(link, software)
         except RackRefused as refused:
@@ -94,7 +88,7 @@ class RegionWire:
             "Rack {rack} ({name}) registered from {peer}, software {software}.",
             rack=rack.system_id, name=rack.name, peer=str(link.peer), software=software,
         )  # fmt: skip
-        return {"version": PROTOCOL_VERSION, "region": self._name, "stream_urls": self._stream_urls}
+        return {"version": version, "region": self._name, "stream_urls": self._stream_urls}
 
     async def report_inventory(
         self, link: Link, generation: int, digest: str, state: str, progress: Any

@@ -113,7 +113,10 @@ def satisfies(check: Callable[[Any], object], problem: str) -> Callable[[object,
 
     def validate(instance: object, attribute: Any, value: Any) -> None:
         if not check(value):
-            raise _OutOfBounds(_key_of(attribute), f"{problem}, not {value!r}")
+            shown = value
+            if isinstance(value, str) and "@" in value:
+                shown = "…@" + value.rpartition("@")[2]  # a URL in the making, and maybe a password
+            raise _OutOfBounds(_key_of(attribute), f"{problem}, not {shown!r}")
 
     return validate
 

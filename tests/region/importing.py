@@ -201,11 +201,12 @@ class ImportTestCase(DatabaseTestCase):
 
     def make_importer(self, generations: GenerationStore | None = None, **options: Any) -> Importer:
         """One more importer on the same database."""
-        settings: dict[str, Any] = {"interval": 0, "at_start": False, **options}
+        settings: dict[str, Any] = {
+            "interval": 0, "at_start": False, "free_bytes": lambda path: self.free, **options
+        }  # fmt: skip
         return Importer(
             self.database, self.sources, generations or self.generations, self.reader, self.fetcher, self.blobs,
-            self.clock, run_in_thread=inline, free_bytes=lambda path: self.free, syncing=lambda: self.syncing,
-            **settings,
+            self.clock, run_in_thread=inline, syncing=lambda: self.syncing, **settings,
         )  # fmt: skip
 
     async def add_source(self, url: str = SOURCE, **options: Any) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from attrs import evolve
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.logger import ILogObserver, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
@@ -22,6 +23,9 @@ from region.api.site import BODY_LIMIT, DISCARDED
 from region.database import DatabaseUnavailable
 from tests.region.fakes import EPOCH, Keys
 from tests.region.web import AUTHORIZATION, Connection, Response, form
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 async def echo(parts: Parts, call: Call) -> Reply:
@@ -73,8 +77,13 @@ class ApiTestCase(SynchronousTestCase):
             Operation("POST", "/slow/", "Slow", "create", slow, ""),
         )
         self.authenticator = Authenticator(self.keys, self.clock)
-        self.api = Api(cast(Parts, None), self.authenticator, operations)
+        self.threads = 0
+        self.api = Api(cast(Parts, None), self.authenticator, operations, run_in_thread=self.run_in_thread)
         self.connection = Connection(self.api.resource(), self.clock)
+
+    def run_in_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        self.threads += 1
+        return execute(function, *args, **kwargs)
 
     def ask(self, method: str, path: str, *arguments: Any, **keywords: Any) -> Response:
         self.connection.send(method, path, *arguments, **keywords)
@@ -189,6 +198,7 @@ class Bodies(ApiTestCase):
             ("application/json", b"[1]", "must be a JSON object"),
             ("application/json", b"[" * 100_000, "not JSON"),
             ("application/json", b'{"name": {"a": 1}}', "'name' must be text"),
+            ("application/json", b'{"many": [' + b"1," * 1000 + b"1]}", "1001 values; at most 1000"),
             ("multipart/form-data", b"name=x", "not multipart/form-data"),
             ("multipart/form-data; boundary=B", b"--C\r\n\r\nx\r\n--C--", "not multipart/form-data"),
             ("multipart/form-data; boundary=B", b"--B\r\n\r\nx\r\n--B--\r\n", "without a name"),
@@ -199,6 +209,13 @@ class Bodies(ApiTestCase):
             response = self.ask("POST", "things/", body, Content_Type=content_type)
             self.assertEqual(response.status, 400, body[:40])
             self.assertIn(words, response.text)
+
+    def test_a_large_body_is_read_in_a_thread(self) -> None:
+        self.ask("POST", "things/", b'{"name": "small"}', Content_Type="application/json")
+        self.assertEqual(self.threads, 0)
+        body = json.dumps({"name": "x" * (64 << 10)}).encode()
+        response = self.ask("POST", "things/", body, Content_Type="application/json")
+        self.assertEqual((response.status, self.threads), (200, 1))
 
     def test_a_body_over_the_limit_is_413(self) -> None:
         response = self.ask("POST", "things/", b"x" * (BODY_LIMIT + 1))
@@ -308,6 +325,24 @@ class Authentication(ApiTestCase):
         self.assertEqual(self.ask("GET", "things/").status, 200)
         self.authenticator.forget()
         self.assertEqual(self.ask("GET", "things/").status, 401)
+
+    def test_a_key_that_is_revoked_while_it_is_looked_up_is_not_remembered(self) -> None:
+        self.keys.pending = Deferred()
+        connection = Connection(self.api.resource(), self.clock)
+        connection.send("GET", "things/")
+        self.authenticator.forget()
+        self.keys.pending.callback(None)
+        self.assertEqual(connection.response().status, 200)  # it was good when it was looked up
+        self.keys.known.clear()
+        self.assertEqual(self.ask("GET", "things/").status, 401)
+
+    def test_a_look_up_that_fails_when_nobody_waits_any_more_is_logged(self) -> None:
+        self.keys.pending, self.keys.error = Deferred(), ZeroDivisionError("division by zero")
+        connection = Connection(self.api.resource(), self.clock)
+        connection.send("GET", "things/")
+        connection.hang_up()
+        self.keys.pending.callback(None)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_a_bad_key_is_never_remembered_as_good(self) -> None:
         self.keys.known.clear()

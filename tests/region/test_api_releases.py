@@ -397,6 +397,7 @@ class RackControllers(ReleasesTestCase):
         self.racks.add("bbbbbb", catalogue([]))
         response = self.ask("POST", "rackcontrollers/?op=import_boot_images")
         self.assertEqual((response.status, self.racks.told), (202, ["aaaaaa", "bbbbbb"]))
+        self.assertEqual(response.text, "Import of boot images started on all rack controllers")
         response = self.ask("POST", "rackcontrollers/bbbbbb/?op=import_boot_images")
         self.assertEqual((response.status, response.text), (202, "Import of boot images started on rack-bbbbbb"))
 
@@ -410,6 +411,26 @@ class RackControllers(ReleasesTestCase):
         response = self.ask("POST", "rackcontrollers/aaaaaa/?op=import_boot_images")
         self.assertEqual((response.status, response.headers["Retry-After"]), (503, "30"))
         self.assertIn("rack-aaaaaa is not connected", response.text)
+
+    def test_of_all_racks_those_that_could_not_be_told_are_named(self) -> None:
+        response = self.ask("POST", "rackcontrollers/?op=import_boot_images")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "60"))
+        self.assertIn("No images have been published yet", response.text)
+        self.publish(NOBLE)
+        response = self.ask("POST", "rackcontrollers/?op=import_boot_images")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "60"))
+        self.assertIn("No rack is enrolled", response.text)
+        for system_id in ("aaaaaa", "bbbbbb"):
+            self.racks.add(system_id, catalogue([]))
+        del self.racks.links["bbbbbb"]
+        response = self.ask("POST", "rackcontrollers/?op=import_boot_images")
+        self.assertEqual(response.status, 202)
+        self.assertIn("1 of 2 rack controllers", response.text)
+        self.assertIn("rack-bbbbbb is not connected", response.text)
+        del self.racks.links["aaaaaa"]
+        response = self.ask("POST", "rackcontrollers/?op=import_boot_images")
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "30"))
+        self.assertIn("rack-aaaaaa and rack-bbbbbb are not connected", response.text)
 
     def test_a_rack_that_is_forgotten_is_not_waited_for_any_more(self) -> None:
         self.publish(FOCAL)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from attrs import define, evolve, frozen
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, execute, succeed
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
@@ -211,6 +211,19 @@ class Asking(SynchronousTestCase):
         for _ in range(2):
             self.failureResultOf(asker.ask(), ZeroDivisionError)
 
+    def test_a_round_that_breaks_when_nobody_waits_any_more_is_logged(self) -> None:
+        waiting: Deferred[Any] = Deferred()
+
+        async def broken(command: Any, asks: Any, *, deadline: float) -> Any:
+            await waiting
+            raise ZeroDivisionError("division by zero")
+
+        leaver = self.asker(FakeLinks(a=EMPTY_RACK), ask_all=broken).ask()
+        leaver.cancel()
+        self.failureResultOf(leaver)
+        waiting.callback(None)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
     def test_a_rack_that_says_the_same_again_gives_the_same_answer(self) -> None:
         links = FakeLinks(a=holding(catalogue([NOBLE])))
         asker = self.asker(links)
@@ -249,6 +262,23 @@ class Asking(SynchronousTestCase):
             id(answer.held and answer.held.catalogue) for answer in self.successResultOf(waiting).answers.values()
         }
         self.assertEqual(len(catalogues), 1)
+
+    def test_a_bad_list_does_not_spoil_a_good_one_that_is_called_the_same(self) -> None:
+        self.patch(asking, "INLINE", 10)
+        jobs: list[tuple[Callable[..., Any], tuple[Any, ...], Deferred[Any]]] = []
+
+        def run_in_thread(function: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
+            jobs.append((function, arguments, Deferred()))
+            return jobs[-1][2]
+
+        held = catalogue([NOBLE])
+        bad = Answered({"state": "ready", "generation": 1, "digest": held.digest, "inventory": b"x" * 100})
+        waiting = self.asker(FakeLinks(a=bad, b=holding(held)), run_in_thread=run_in_thread).ask()
+        for function, arguments, deferred in jobs:
+            execute(function, *arguments).chainDeferred(deferred)
+        answers = self.successResultOf(waiting).answers
+        self.assertIsInstance(answers["a"].outcome, Failed)
+        self.assertIsNotNone(answers["b"].held)
 
     def test_a_large_list_that_cannot_be_parsed_fails_every_rack_that_sent_it(self) -> None:
         self.patch(asking, "INLINE", 10)

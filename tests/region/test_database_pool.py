@@ -88,6 +88,25 @@ class StatementTests(PoolTestCase):
         await self.raised(psycopg2.errors.UndefinedTable, self.database.query("SELECT * FROM nowhere"))
         self.assertEqual(await self.pid(), pid)
 
+    async def test_a_server_whose_disk_is_full_is_unavailable_and_the_connection_is_kept(self) -> None:
+        pid = await self.pid()
+        full = "DO $$ BEGIN RAISE 'could not extend file' USING ERRCODE = 'disk_full', HINT = 'Free some.'; END $$"
+        error = await self.raised(DatabaseUnavailable, self.database.execute(full))
+        self.assertIn("could not extend file", str(error))
+        self.assertNotIn("\n", str(error))
+        self.assertNotIn("lost", str(error))
+        self.assertEqual(await self.pid(), pid)
+
+    async def test_a_transaction_that_finds_the_disk_full_is_rolled_back(self) -> None:
+        await self.database.execute("CREATE TABLE thing (id int)")
+
+        async def fill(transaction: Transaction) -> None:
+            await transaction.execute("INSERT INTO thing VALUES (1)")
+            await transaction.execute("DO $$ BEGIN RAISE 'no space' USING ERRCODE = 'disk_full'; END $$")
+
+        await self.raised(DatabaseUnavailable, self.database.transact(fill))
+        self.assertEqual(await self.database.query("SELECT * FROM thing"), [])
+
     async def test_a_statement_over_its_time_is_ended_by_the_server(self) -> None:
         impatient = self.make(self.dsn, statement_timeout=0.05)
         await impatient.start()

@@ -219,7 +219,7 @@ class ClientTests(ImageStreamTestCase):
         await self.add_source()
         job, _ = await self.import_now()
         self.assertEqual(job.state, "done", job.outcome)
-        root, maas = Resource(), Resource()  # type: ignore[no-untyped-call]  # Twisted has no types for it
+        root, maas = Resource(), Resource()
         root.putChild(b"MAAS", maas)
         maas.putChild(b"images-stream", StreamResource(self.generations, self.blobs, reactor))
         site = ClosingFactory(Site(root))
@@ -235,7 +235,8 @@ class ClientTests(ImageStreamTestCase):
             sys.executable, [program, *arguments], {**os.environ, "no_proxy": "*"}
         )
         self.assertEqual(status, 0, errors.decode())
-        return output.decode()
+        text: str = output.decode()
+        return text
 
     async def test_sstream_query_lists_every_file_with_upstreams_words(self) -> None:
         url = await self.serve()

@@ -18,7 +18,7 @@ from region.images.steps import ImportRun
 from region.images.store import GenerationStore
 from region.upstream import Problem, Selection, SourceFailed, SourceRead
 from rpc.manifest import Image, Manifest
-from tests.region.importing import SOURCE, UPDATED, ImportTestCase, contents_of, image, inline
+from tests.region.importing import SOURCE, UPDATED, ImportTestCase, contents_of, image, inline, put
 
 OTHER = "http://other.example.com/"
 
@@ -244,6 +244,31 @@ class FailingFileTests(ImportTestCase):
         self.assertIn("make room", job.outcome)
         self.assertEqual(self.fetcher.fetched, [])
         self.assertEqual((await self.manifest()).digest, generation.digest)
+
+    async def test_what_nobody_needs_any_more_makes_room_for_an_import(self) -> None:
+        await self.add_source()
+        await self.publish(image())
+        new = self.fetcher.know(image("jammy"))
+        self.reader.offer(image(), new)
+        # Left by imports that ended early, of a version that upstream has replaced since: a file, and a part of one.
+        left = self.blobs.path(put(self.blobs, b"the kernel of a version that is gone"))
+        started, resumed = (self.blobs.part_path(name) for name in ("a" * 64, new.files[0].sha256))
+        for path in (started, resumed):
+            path.write_bytes(b"kern")
+        importer = self.make_importer(free_bytes=lambda _: 1 << 20 if left.exists() or started.exists() else 1 << 40)
+        self.addCleanup(lambda: self.run_async(importer.stop()))
+        parts: list[bool] = []
+        fetch = self.fetcher.fetch
+
+        async def look_and_fetch(*arguments: Any) -> Any:
+            parts.append(resumed.exists())
+            return await fetch(*arguments)
+
+        self.patch(self.fetcher, "fetch", look_and_fetch)
+        job = await self.import_now(importer)
+        self.assertEqual(job.state, "done", job.outcome)
+        self.assertEqual(parts, [True])  # what was fetched of a file that is wanted is not thrown away
+        self.assertEqual(await self.manifest(), Manifest([image(), new]))
 
     async def test_a_full_disk_is_no_reason_to_fail_when_nothing_has_to_be_fetched(self) -> None:
         await self.add_source()

@@ -335,6 +335,11 @@ class RemovalTests(SynchronousTestCase):
         reason = self.kept(SourceFailed(a_source(), "no route to host"))
         self.assertEqual(reason, "http://a.example/ could not be read: no route to host")
 
+    def test_another_password_makes_no_other_source(self) -> None:
+        source = evolve(a_source(), url="http://someone:secret@a.example/")
+        reason = self.kept(SourceFailed(source, "401 Unauthorized"))
+        self.assertEqual(reason, "http://a.example/ could not be read: 401 Unauthorized")
+
     def test_a_document_that_failed_is_no_reason(self) -> None:
         self.assertEqual(
             self.kept(a_read(a_source(), failed=["c:one"])),

@@ -93,6 +93,34 @@ class RegistryTests(DatabaseTestCase):
         row = await self.database.one("SELECT last_disconnected IS NOT NULL FROM rack")
         self.assertEqual(row, (True,))
 
+    async def test_after_a_kill_an_older_end_is_not_taken_for_when_the_link_ended(self) -> None:
+        first = link("aaaaaa")
+        await self.registry.register(first, "1")
+        await self.registry.lost(first)
+        await self.registry.register(link("aaaaaa"), "1")
+        restarted = RackRegistry(self.store, lambda: NOW)  # the region was killed while the rack was linked
+        await restarted.refresh()
+        self.assertIsNone(restarted.not_connected_since("aaaaaa"))
+
+    async def test_the_end_of_every_link_is_recorded_before_the_region_stops(self) -> None:
+        await self.enrol("bbbbbb", "two")
+        links = [link("aaaaaa"), link("bbbbbb")]
+        for each in links:
+            await self.registry.register(each, "1")
+        await self.registry.close()
+        self.assertEqual([each.closed for each in links], [["the region is stopping"]] * 2)
+        rows = await self.database.query("SELECT last_disconnected >= last_connected FROM rack")
+        self.assertEqual(rows, [(True,), (True,)])
+        await self.database.stop()
+        await self.registry.lost(links[0])  # which comes when the database is gone: it says nothing new
+
+    async def test_links_are_closed_also_when_the_database_is_gone(self) -> None:
+        mine = link("aaaaaa")
+        await self.registry.register(mine, "1")
+        await self.database.stop()
+        await self.registry.close()
+        self.assertEqual(len(mine.closed), 1)
+
     async def test_a_rack_that_is_not_enrolled_cannot_register(self) -> None:
         with self.assertRaises(RackRefused) as caught:
             await self.registry.register(link("zzzzzz"), "1")

@@ -144,6 +144,12 @@ class SourceStoreTests(DatabaseTestCase):
         other = await self.sources.create(URL + "x", keyring_data=KEYS)
         self.assertEqual((await self.refused(self.sources.update(other.id, url=URL))).field, "url")
 
+    async def test_a_second_source_that_differs_only_in_its_password_is_refused(self) -> None:
+        await self.sources.create("http://a:b@images.example.com/@/", keyring_data=KEYS)
+        error = await self.refused(self.sources.create("http://c:d@images.example.com/@/", keyring_data=KEYS))
+        self.assertEqual(error.field, "url")
+        await self.sources.create("http://a:b@images.example.com/", keyring_data=KEYS)
+
     async def test_a_second_selection_of_the_same_release_is_refused(self) -> None:
         source = await self.sources.create(URL, keyring_data=KEYS, selections=[Selection("ubuntu", "noble")])
         error = await self.refused(self.sources.add_selection(source.id, Selection("ubuntu", "noble", ("arm64",))))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,9 +23,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.server import Site
 
 from region.database import DatabaseUnavailable
+from region.images import files
 from region.images.files import CHUNK, STALL_SECONDS, UNSATISFIABLE, Range, parse_range
 from region.images.rendering import Rendering, content_id, document_name, render
-from region.images.store import Generation
+from region.images.store import Generation, GenerationMoved
 from region.images.stream import StreamResource
 from rpc.blobs import BlobStore
 from rpc.manifest import Image, ImageFile, Manifest, parse_manifest
@@ -44,6 +46,7 @@ class FakeGenerations:
     def __init__(self) -> None:
         self.kept: list[Generation] = []
         self.error: Exception | None = None
+        self.retired: Exception | None = None
 
     def publish(self, *images: Image) -> Generation:
         published = generation(*images, number=len(self.kept) + 1)
@@ -56,6 +59,8 @@ class FakeGenerations:
         return self.kept[-1] if self.kept else None
 
     async def by_digest(self, digest: str) -> Generation | None:
+        if self.retired:
+            raise self.retired
         return next((each for each in reversed(self.kept) if each.digest == digest), None)
 
 
@@ -190,6 +195,12 @@ class DocumentTests(StreamTestCase):
             self.assertEqual(status, 404, path)
             self.assertTrue(headers["content-type"].startswith("text/plain"), path)
             self.assertTrue(body.strip(), path)
+
+    def test_a_generation_that_is_retired_while_it_is_looked_up_is_not_there(self) -> None:
+        self.generations.retired = GenerationMoved("generation 1 was retired while it was read; ask again")
+        status, _, body = self.ask(f"generations/{'0' * 64}/manifest.json")
+        self.assertEqual(status, 404)
+        self.assertIn(b"read the index again", body)
 
     def test_only_get_and_head_are_answered(self) -> None:
         self.generations.publish(image())
@@ -371,6 +382,16 @@ class SendingTests(StreamTestCase):
         self.protocol.connectionLost(Failure(ConnectionLost()))
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.assertEqual(self.read, 2 * CHUNK)
+
+    def test_a_file_that_is_closed_while_a_thread_begins_to_read_ahead_is_no_error(self) -> None:
+        class Closing(FileIO):
+            """Closed by the reactor's thread at the worst moment."""
+
+            def fileno(self) -> int:
+                self.close()
+                return super().fileno()
+
+        self.assertEqual(files._read(Closing(self.blobs.path(self.name)), 10, 0), b"")
 
     def test_a_file_that_gets_shorter_while_it_is_sent_cuts_the_connection(self) -> None:
         self.begin()

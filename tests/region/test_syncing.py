@@ -106,6 +106,15 @@ class SyncDriverTests(SynchronousTestCase):
         self.link = self.registry.links["r"] = FakeLink()
         self.assertTrue(driver.consider("r"))
 
+    def test_a_rack_whose_old_link_breaks_after_it_came_back_is_told_on_the_new_one(self) -> None:
+        driver = self.driver()
+        driver.consider("r")
+        older, self.link = self.link, FakeLink()
+        self.registry.links["r"] = self.link
+        driver.consider("r")  # the rack reports over its new link; the region has not noticed yet that the old is dead
+        older.waiting[0].callback(NotConnected())
+        self.assertEqual([asked["generation"] for asked in self.link.asked], [1])
+
     def test_what_was_published_during_a_sync_is_told_after_it(self) -> None:
         driver = self.driver()
         driver.consider("r")

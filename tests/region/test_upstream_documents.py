@@ -371,6 +371,14 @@ class GoodProductTests(ProductsCase):
         self.assertEqual(files["boot-kernel"].attributes, (("kpackage", "linux-generic"),))
         self.assertEqual(dict(offer.urls)[sha256(kernel)], f"{ROOT}noble/amd64/20260101/boot-kernel")
 
+    def test_the_password_of_a_source_is_in_no_image_and_in_no_problem(self) -> None:
+        self.stream.item("boot-kernel")["ftype"] = "strange"
+        self.stream.add("jammy")["versions"]["20260101"]["items"] = {}
+        read = self.read(url="http://someone:secret@images.example.com/stable/")
+        [offer] = read.images
+        self.assertEqual(offer.image.source, "http://images.example.com/stable/")
+        self.assertEqual({problem.source for problem in read.problems}, {offer.image.source})
+
     def test_only_the_newest_version_in_the_order_of_strings_is_offered(self) -> None:
         for version in ("20260101.1", "20260101_01", "20251231", "9"):
             self.stream.add(version=version)

@@ -130,6 +130,10 @@ class TestLoading(SynchronousTestCase):
             with self.subTest(text):
                 self.assertEqual(self.problem(f'state = "/s"\n{text}'), problem)
 
+    def test_a_password_in_a_wrong_value_is_not_shown(self):
+        problem = self.problem("state = '/s'\nimport = {proxy = 'http:/someone:p@ss@proxy.example.com:3128'}")
+        self.assertEqual(problem, "import.proxy must be a URL, not '…@proxy.example.com:3128'")
+
     def test_all_that_is_wrong_is_said_at_once(self):
         problem = self.problem("name = 5\nhttp = {port = 'x', prot = 1}")
         for part in ("state is missing", "name must be text", "http.port must be", "http.prot is not a setting"):

@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from region.answers.combine import NOTHING, Catalogue, Held, RackAnswer, Target
 from rpc.commands import ListImages
@@ -28,8 +29,9 @@ log = Logger()
 DEADLINE: Final = 2.0
 """Seconds that a rack has to answer, unless the region's settings say else."""
 
-INLINE: Final = 64 << 10
-"""Bytes of a manifest that are parsed at once; a larger one is parsed in a thread."""
+INLINE: Final = 4 << 10
+"""Bytes of a manifest that are parsed at once (in half a millisecond; there may be 100 in a round); a larger one is
+parsed in a thread, once for all who send it."""
 
 
 class RackInfo(Protocol):
@@ -110,7 +112,7 @@ class Asker:
         self._run_in_thread = run_in_thread
         self._ask_all = ask_all
         self._memories: dict[str, _Memory] = {}
-        self._parsing: dict[str, list[Deferred[Catalogue]]] = {}
+        self._parsing: dict[tuple[str, bytes], list[Deferred[Catalogue]]] = {}
         self._waiting: list[Deferred[Round]] | None = None
 
     def ask(self) -> Deferred[Round]:
@@ -136,6 +138,8 @@ class Asker:
 
     def _ended(self, result: Any, waiting: list[Deferred[Round]]) -> None:
         self._waiting = None
+        if not waiting and isinstance(result, Failure):
+            log.failure("A round of asking the racks broke, and nobody waits for it any more", result)
         while waiting:
             # A failure here is a fault of this program: each who waits gets it, and reports it.
             waiting.pop(0).callback(result)
@@ -222,19 +226,20 @@ class Asker:
     async def _parse(self, data: bytes, digest: str) -> Catalogue:
         if len(data) <= INLINE:
             return _read_catalogue(data, digest)
-        if digest in self._parsing:
+        sent = (digest, data)
+        if sent in self._parsing:
             # Racks in step send the same list: it is parsed once.
             mine: Deferred[Catalogue] = Deferred()
-            self._parsing[digest].append(mine)
+            self._parsing[sent].append(mine)
             return await mine
-        self._parsing[digest] = []
+        self._parsing[sent] = []
         parsing = self._run_in_thread(_read_catalogue, data, digest)
-        parsing.addBoth(self._parsed, digest)
+        parsing.addBoth(self._parsed, sent)
         catalogue: Catalogue = await parsing
         return catalogue
 
-    def _parsed(self, result: T, digest: str) -> T:
-        for waiting in self._parsing.pop(digest):
+    def _parsed(self, result: T, sent: tuple[str, bytes]) -> T:
+        for waiting in self._parsing.pop(sent):
             if not waiting.called:
                 waiting.callback(result)  # type: ignore[arg-type]  # a Catalogue or a Failure, as for the first
         return result

@@ -52,10 +52,12 @@ class PublishedView:
         if current is None or current.number == self._published.number:
             return self._published
         listed = await self._generations.listings()
+        # What a generation listed never changes, so only what is new of years of generations is looked at.
+        known = self._published.listed
         published = Published(
             current.number,
             Catalogue(current.manifest),
-            {number: frozenset(_targets(releases)) for number, releases in listed.items()},
+            {number: known.get(number) or frozenset(_targets(releases)) for number, releases in listed.items()},
         )
         if self._published.number is None or current.number > self._published.number:
             if self._published.number is not None:

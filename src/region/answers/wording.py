@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rpc.outcomes import Answered, Failed, NotConnected, TimedOut
 
 if TYPE_CHECKING:
     from region.answers.combine import Published, RackAnswer
+
+
+class Named(Protocol):
+    """A rack, by what people call it."""
+
+    @property
+    def name(self) -> str: ...
+
 
 _NAMED: Final = 3
 """How many racks a sentence names before it counts the rest."""
@@ -70,7 +78,7 @@ def unknown(total: int) -> str:
     return f"No generation that {'the rack' if total == 1 else f'any of the {total} racks'} may hold lists it."
 
 
-def names(racks: Sequence[RackAnswer]) -> str:
+def names(racks: Sequence[Named]) -> str:
     """The racks by name; of many, the first few and how many more."""
     shown = sorted(rack.name for rack in racks)
     if len(shown) > _NAMED + 1:

@@ -27,10 +27,15 @@ from region.api.parts import Parts
 from region.api.routes import OPERATIONS
 from region.api.site import BODY_LIMIT
 from region.database import DatabaseUnavailable
+from region.images.threads import in_thread
+from rpc.fetch import RunInThread
 
 log = Logger()
 
 DATABASE_RETRY_SECONDS: Final = 5
+INLINE: Final = 16 << 10
+"""Bytes of a body that are read at once; a larger one may take a third of a second and is read in a thread."""
+
 _HOST: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}\Z")
 
 
@@ -38,10 +43,16 @@ class Api:
     """The API over ``parts``. :meth:`resource` is to be put at ``/MAAS/api/2.0``, in a site of :class:`ApiRequest`."""
 
     def __init__(
-        self, parts: Parts, authenticator: Authenticator, operations: Sequence[Operation] = OPERATIONS
+        self,
+        parts: Parts,
+        authenticator: Authenticator,
+        operations: Sequence[Operation] = OPERATIONS,
+        *,
+        run_in_thread: RunInThread = in_thread,
     ) -> None:
         self._parts = parts
         self._authenticator = authenticator
+        self._run_in_thread = run_in_thread
         self._app = Klein()
         by_path: dict[str, dict[tuple[str, str | None], Operation]] = {}
         for operation in operations:
@@ -99,7 +110,7 @@ class Api:
         key = None
         if not all(operation.anonymous for operation in table.values()):
             key = await self._authenticate(request)
-        operation, given = _chosen(request, table, method)
+        operation, given = await self._chosen(request, table, method)
         call = Call(
             path=names,
             values=checked(operation, given),
@@ -108,6 +119,32 @@ class Api:
             correlation=correlation,
         )
         return await operation.handler(self._parts, call)
+
+    async def _chosen(
+        self, request: Any, table: Mapping[tuple[str, str | None], Operation], method: str
+    ) -> tuple[Operation, Mapping[str, tuple[Any, ...]]]:
+        """Which operation the request is for, by method and ``op``, and the parameters that it gives."""
+        _, _, query_text = request.uri.partition(b"?")
+        query = dict(parse_query(query_text))
+        form: dict[str, tuple[Any, ...]] = {}
+        if method != "GET":
+            content_type, body = _content_type(request), _body(request)
+            if len(body) <= INLINE:
+                form = dict(parse_body(content_type, body))
+            else:
+                form = dict(await self._run_in_thread(parse_body, content_type, body))
+        ops = {*query.pop("op", ()), *form.pop("op", ())} - {""}
+        if len(ops) > 1:
+            raise BadRequest(f"The request names more than one op: {', '.join(sorted(map(str, ops)))}.")
+        op = str(ops.pop()) if ops else None
+        operation = table.get((method, op))
+        if operation is None:
+            known = sorted(known or "none" for of, known in table if of == method)
+            raise BadRequest(
+                f"Unrecognised signature: method={method} op={op}\nIt has these values of op: {', '.join(known)}."
+            )
+        given = {name: (*query.get(name, ()), *form.get(name, ())) for name in (*query, *form)}
+        return operation, given
 
     async def _authenticate(self, request: Any) -> ApiKey:
         header = request.requestHeaders.getRawHeaders(b"Authorization", [b""])[-1].decode("utf-8", "replace")
@@ -161,29 +198,6 @@ class Api:
         for name, value in headers.items():
             request.responseHeaders.setRawHeaders(name, [value])
         return reply.body
-
-
-def _chosen(
-    request: Any, table: Mapping[tuple[str, str | None], Operation], method: str
-) -> tuple[Operation, Mapping[str, tuple[Any, ...]]]:
-    """Which operation the request is for, by method and ``op``, and the parameters that it gives."""
-    _, _, query_text = request.uri.partition(b"?")
-    query = dict(parse_query(query_text))
-    form: dict[str, tuple[Any, ...]] = {}
-    if method != "GET":
-        form = dict(parse_body(_content_type(request), _body(request)))
-    ops = {*query.pop("op", ()), *form.pop("op", ())} - {""}
-    if len(ops) > 1:
-        raise BadRequest(f"The request names more than one op: {', '.join(sorted(map(str, ops)))}.")
-    op = str(ops.pop()) if ops else None
-    operation = table.get((method, op))
-    if operation is None:
-        known = sorted(known or "none" for of, known in table if of == method)
-        raise BadRequest(
-            f"Unrecognised signature: method={method} op={op}\nIt has these values of op: {', '.join(known)}."
-        )
-    given = {name: (*query.get(name, ()), *form.get(name, ())) for name in (*query, *form)}
-    return operation, given
 
 
 def _body(request: Any) -> bytes:

@@ -86,8 +86,7 @@ def _multipart(content_type: str, body: bytes) -> Form:
         reason = "; ".join(sorted({type(defect).__name__ for defect in message.defects})) or "no boundary"
         raise BadRequest(f"The body is not multipart/form-data as its Content-Type says ({reason}).")
     parts: list[Any] = list(message.iter_parts())
-    if len(parts) > FIELDS:
-        raise BadRequest(f"The body has {len(parts)} fields; at most {FIELDS} are accepted.")
+    _require_few(len(parts))
     found: dict[str, list[Value]] = defaultdict(list)
     for part in parts:
         name = part.get_param("name", header="content-disposition")
@@ -121,11 +120,14 @@ def _json(body: bytes) -> Form:
         raise BadRequest(f"The body is not JSON: {error}.") from None
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object, with the fields as its members.")
-    return {
-        name: tuple(_json_value(name, entry) for entry in (given if isinstance(given, list) else [given]))
-        for name, given in value.items()
-        if given is not None
-    }
+    found = {name: given if isinstance(given, list) else [given] for name, given in value.items() if given is not None}
+    _require_few(sum(map(len, found.values())))
+    return {name: tuple(_json_value(name, entry) for entry in entries) for name, entries in found.items()}
+
+
+def _require_few(count: int) -> None:
+    if count > FIELDS:
+        raise BadRequest(f"The body has {count} values; at most {FIELDS} are accepted.")
 
 
 def _json_value(name: str, value: object) -> str:

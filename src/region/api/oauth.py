@@ -14,8 +14,12 @@ from attrs import frozen
 from oauthlib.oauth1.rfc5849 import signature
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from region.api.keys import ApiKey
+
+log = Logger()
 
 LIFETIME: Final = 5.0
 """Seconds that a key is remembered, from when it was looked up; so long may a revoked one live, and no longer."""
@@ -52,10 +56,12 @@ class Authenticator:
         self._clock = clock
         self._known: OrderedDict[tuple[str, str], tuple[ApiKey, float]] = OrderedDict()
         self._looking: dict[tuple[str, str], list[Deferred[ApiKey | None]]] = {}
+        self._forgotten = 0
 
     def forget(self, payload: str = "") -> None:
         """Forget every key that is remembered."""
         self._known.clear()
+        self._forgotten += 1
 
     async def authenticate(self, header: str | None) -> ApiKey:
         """The key that the Authorization header ``header`` proves.
@@ -103,14 +109,19 @@ class Authenticator:
         else:
             # Clients that come together share one query, and one that leaves does not take it from the others.
             self._looking[name] = [mine]
-            Deferred.fromCoroutine(self._keys.find(consumer, token)).addBoth(self._found, name, now + LIFETIME)
+            Deferred.fromCoroutine(self._keys.find(consumer, token)).addBoth(
+                self._found, name, now + LIFETIME, self._forgotten
+            )
         return await mine
 
-    def _found(self, result: Any, name: tuple[str, str], expires: float) -> None:
-        if isinstance(result, ApiKey):
+    def _found(self, result: Any, name: tuple[str, str], expires: float, forgotten: int) -> None:
+        # A key that may have been revoked since the query began is good for those who wait, and no longer.
+        if isinstance(result, ApiKey) and forgotten == self._forgotten:
             self._known[name] = (result, expires)
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         waiting = self._looking.pop(name)
+        if not waiting and isinstance(result, Failure):
+            log.failure("An API key could not be looked up, and nobody waits for it any more", result)
         while waiting:
             waiting.pop(0).callback(result)

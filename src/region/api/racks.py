@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from twisted.logger import Logger
@@ -9,7 +10,7 @@ from twisted.logger import Logger
 from region.answers import wording
 from region.answers.combine import RackAnswer
 from region.answers.documents import BASE, rack_entry
-from region.api.operations import NOTHING, Call, NotFound, Reply, document, text
+from region.api.operations import NOTHING, ApiError, Call, NotFound, Reply, document, text
 from region.api.parts import IRack, Parts
 from rpc.outcomes import NotConnected
 
@@ -70,24 +71,38 @@ async def list_boot_images(parts: Parts, call: Call) -> Reply:
 
 async def import_on_all(parts: Parts, call: Call) -> Reply:
     """Tell every rack to fetch what is published."""
-    for system_id in parts.racks.enrolled():
-        parts.syncs.consider(system_id, even_if_in_step=True)
-    return text("Import of boot images started on all rack controllers", 202)
+    await _require_published(parts)
+    racks = sorted(parts.racks.enrolled().values(), key=lambda rack: rack.name)
+    if not racks:
+        raise ApiError(text(wording.no_racks(), 503, **{"Retry-After": "60"}))
+    silent = [rack for rack in racks if not parts.syncs.consider(rack.system_id, even_if_in_step=True)]
+    if not silent:
+        return text("Import of boot images started on all rack controllers", 202)
+    if len(silent) == len(racks):
+        raise ApiError(text(_not_connected(silent), 503, **{"Retry-After": "30"}))
+    told = f"{len(racks) - len(silent)} of {len(racks)} rack controllers"
+    return text(f"Import of boot images started on {told}. {_not_connected(silent)}", 202)
 
 
 async def import_on_one(parts: Parts, call: Call) -> Reply:
     """Tell one rack to fetch what is published."""
     rack = _find(parts, call)
-    published = await parts.published.read()
-    if published.number is None:
-        return text(wording.nothing_published(), 503, **{"Retry-After": "60"})
+    await _require_published(parts)
     if not parts.syncs.consider(rack.system_id, even_if_in_step=True):
-        return text(
-            f"Rack {rack.name} is not connected; it fetches what is published when it connects again.",
-            503,
-            **{"Retry-After": "30"},
-        )
+        raise ApiError(text(_not_connected([rack]), 503, **{"Retry-After": "30"}))
     return text(f"Import of boot images started on {rack.name}", 202)
+
+
+async def _require_published(parts: Parts) -> None:
+    """:raises ApiError: 503, if there is nothing that a rack could fetch."""
+    if (await parts.published.read()).number is None:
+        raise ApiError(text(wording.nothing_published(), 503, **{"Retry-After": "60"}))
+
+
+def _not_connected(racks: Sequence[IRack]) -> str:
+    if len(racks) == 1:
+        return f"Rack {racks[0].name} is not connected; it fetches what is published when it connects again."
+    return f"Racks {wording.names(racks)} are not connected; they fetch what is published when they connect again."
 
 
 def _find(parts: Parts, call: Call) -> IRack:

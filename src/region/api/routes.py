@@ -41,7 +41,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         parameters=releases.PARAMETERS,
         answers={
             200: "The list.", 400: _WRONG,
-            503: "Nothing can be offered: no rack is enrolled, nothing is published, or no rack answers; `reason` says "
+            503: "There is nothing to list, because nothing is published or no rack is enrolled either; `reason` says "
                  "which. `Retry-After` says when to ask again.",
         },
     ),
@@ -165,7 +165,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "POST", "/rackcontrollers/", "RackControllers", "import_boot_images", racks.import_on_all,
         "Tell every rack to fetch what is published.", op="import_boot_images",
-        answers={202: "They are told."}, content=TEXT,
+        answers={
+            202: "They are told; the text names those that are not connected, which fetch when they connect again.",
+            503: "None can be told; the text says why. With `Retry-After`.",
+        },
+        content=TEXT,
     ),
     Operation(
         "GET", "/rackcontrollers/{system_id}/", "RackController", "read", racks.read_rack,

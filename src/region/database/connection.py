@@ -33,6 +33,8 @@ OLDEST_SERVER = 140000
 _GRACE_SECONDS = 10.0
 # SQLSTATEs with which a server that goes away, or will not have us, ends a connection.
 _LOST_STATES = {"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"}
+# The class of SQLSTATEs with which a server says that it lacks disk, memory or connections: no fault of the statement.
+_LACKS_RESOURCES = "53"
 # What a server says that starts, or recovers because one of its processes crashed: the next try may succeed.
 _NOT_YET = (
     "starting up",
@@ -46,7 +48,8 @@ _NOT_YET = (
 
 
 class DatabaseUnavailable(Exception):
-    """A connection could not be made or was lost; the text says to which server and why, and never the password."""
+    """A connection could not be made or was lost, or the server has no room; the text says which server and why, and
+    never the password."""
 
 
 class CommitUnknown(DatabaseUnavailable):
@@ -215,7 +218,8 @@ class Connection:
     def run(self, sql: str, parameters: Parameters = ()) -> Deferred[Result]:
         """Run one statement (or, without parameters, several) after those that were asked for before it.
 
-        Fails with :class:`DatabaseUnavailable`, or ``psycopg2.Error`` when the server refuses the statement.
+        Fails with :class:`DatabaseUnavailable` (the connection is lost, or :attr:`lost` is None and the server's disk
+        is full), or ``psycopg2.Error`` when the server refuses the statement.
         Cancelling it closes the connection: the server rolls back, and stops the statement within seconds.
         """
         return self._lock.run(self._run, sql, parameters)
@@ -252,7 +256,7 @@ class Connection:
         running.addBoth(stop)
 
     def _explain(self, failure: Failure) -> Failure:
-        """Tell a refused statement (the connection stays) from a lost connection (it is closed)."""
+        """Tell a refused statement, or a full server (the connection stays), from a lost connection (it is closed)."""
         error = failure.value
         assert error is not None  # a Failure always has one
         if isinstance(error, CancelledError):
@@ -261,9 +265,12 @@ class Connection:
             self._lost_wire(_first_line(error))
         if self.lost is not None:
             unavailable = self._unavailable()
-            unavailable.__cause__ = error
-            return Failure(unavailable)
-        return failure
+        elif isinstance(error, psycopg2.Error) and (error.pgcode or "").startswith(_LACKS_RESOURCES):
+            unavailable = DatabaseUnavailable(f"{self._target.description} lacks resources: {_first_line(error)}")
+        else:
+            return failure
+        unavailable.__cause__ = error
+        return Failure(unavailable)
 
     def _unavailable(self) -> DatabaseUnavailable:
         return DatabaseUnavailable(f"lost the connection to {self._target.description}: {self.lost}")

@@ -351,6 +351,8 @@ async def _transact(connection: Connection, function: Callable[[Transaction], Aw
     try:
         result = await connection.run("COMMIT")
     except DatabaseUnavailable as error:
+        if connection.lost is None:
+            raise  # the server answered: it has no room, and did not commit
         raise CommitUnknown(f"{error}; whether the transaction was committed is not known") from error
     if result.tag != "COMMIT":
         raise TransactionAborted(

@@ -174,9 +174,12 @@ class Sender:
 
 
 def _read(file: FileIO, size: int, position: int) -> bytes:
-    if file.closed:
-        return b""  # it was read ahead for a client that is gone
-    data = os.pread(file.fileno(), size, position)
+    try:
+        data = os.pread(file.fileno(), size, position)
+    except (ValueError, OSError):
+        if file.closed:
+            return b""  # it was read ahead for a client that is gone
+        raise
     if not data:
         raise OSError(f"the file ended at byte {position}, {size} bytes early")
     return data

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 
 from region.database import Session, Transaction
 from region.images.lock import require_lock
-from rpc.blobs import BlobStore, Swept
+from rpc.blobs import STALE, BlobStore, Swept
 from rpc.fetch import RunInThread
 from rpc.manifest import parse_manifest
 
@@ -57,12 +57,15 @@ async def collect(
     run_in_thread: RunInThread,
     syncing: Callable[[], Mapping[str, int]],
     also_keep: Iterable[str] = (),
+    *,
+    stale_after: float = STALE,
 ) -> Collected:
     """Retire generations and remove files that nothing needs.
 
     :param session: the session that holds the import's lock, so that no import is fetching or publishing.
     :param syncing: for each rack that is fetching a generation, which.
     :param also_keep: the sha256 of files that the next import will want, although no generation has them.
+    :param stale_after: seconds after which what was fetched in part is removed, if it is not to be kept.
     :raises ImportLockLost: if ``session`` does not hold the lock; then nothing was removed.
     """
 
@@ -82,7 +85,7 @@ async def collect(
 
     retiring, manifests = await session.transact(retire)
     keep = set(also_keep)
-    swept = await run_in_thread(_sweep, blobs, manifests, keep)
+    swept = await run_in_thread(_sweep, blobs, manifests, keep, stale_after)
     collected = Collected(retiring, swept.blobs + swept.partials, swept.bytes)
     if collected.retired or collected.files:
         log.info(
@@ -92,7 +95,7 @@ async def collect(
     return collected
 
 
-def _sweep(blobs: BlobStore, manifests: Collection[tuple[bytes, str]], keep: set[str]) -> Swept:
+def _sweep(blobs: BlobStore, manifests: Collection[tuple[bytes, str]], keep: set[str], stale_after: float) -> Swept:
     for manifest, digest in manifests:
         keep.update(parse_manifest(manifest, digest).blobs)
-    return blobs.sweep(keep)
+    return blobs.sweep(keep, stale_after=stale_after)

@@ -287,7 +287,8 @@ class Importer:
                 try:
                     await run.run()
                 except DatabaseUnavailable as error:
-                    self._reasons[job.id] = f"the connection that held the import's lock was lost: {error}"
+                    lost = "the database cannot be used" if session.alive else "the import's lock was lost with its connection"
+                    self._reasons[job.id] = f"{lost}: {error}"
                     raise
                 except Exception as error:
                     self._reasons[job.id] = f"an error of the region's own, {type(error).__name__}: {error}"

@@ -95,7 +95,7 @@ def plan(reads: Sequence[SourceRead | SourceFailed], previous: Manifest) -> Plan
         among them is removed, because its source was.
     :param previous: the manifest that is published now (:data:`rpc.manifest.EMPTY` if none is).
     """
-    ends = {end.source.url: end for end in sorted(reads, key=lambda end: end.source.rank)}
+    ends = {end.source.name: end for end in sorted(reads, key=lambda end: end.source.rank)}
     listed = {url: frozenset(offer.image.key for offer in _offers(end)) for url, end in ends.items()}
     offers = _best_offers(ends.values())
     wanted: dict[ImageKey, UpstreamImage] = {}

@@ -176,7 +176,7 @@ class ImportRun:
             if isinstance(end, SourceRead):
                 await self._parts.sources.accept(self._session, end.source, end.documents)
             elif not any(problem.severity == "error" for problem in end.problems):
-                await self._report([Problem("error", end.source.url, "", "", "", end.reason)])
+                await self._report([Problem("error", end.source.name, "", "", "", end.reason)])
         return tuple(reads)
 
     async def _read_source(
@@ -189,7 +189,7 @@ class ImportRun:
         except CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - one source must not take the others with it
-            log.failure("Reading {source} failed on an error of the region's own", source=source.url)
+            log.failure("Reading {source} failed on an error of the region's own", source=source.name)
             return SourceFailed(source, f"an error of the region's own, {type(error).__name__}: {error}")
 
     async def _obtain(self, planned: Plan, previous: Manifest) -> tuple[set[str], dict[str, str]]:
@@ -200,7 +200,7 @@ class ImportRun:
         )
         missing = [download for download in planned.downloads if download.sha256 not in verified]
         wanted = [Wanted(each.url, each.sha256, each.size, each.label) for each in missing]
-        await self._require_space(wanted)
+        await self._require_space(wanted, fetchable)
         self._life.inputs.fetch(len(wanted), sum(each.size for each in wanted))
         if wanted:
             ends = await self._stoppable(lambda: self._parts.fetcher.fetch(wanted, self._progressed))
@@ -266,8 +266,19 @@ class ImportRun:
 
     # Helpers
 
-    async def _require_space(self, wanted: Sequence[Wanted]) -> None:
-        need, free = await self._in_thread(space, self._parts.blobs, wanted, self._parts.free_bytes)
+    async def _require_space(self, wanted: Sequence[Wanted], keep: Collection[str]) -> None:
+        """Make room, if there is too little, by removing what neither a generation nor this import needs.
+
+        Imports that ended early leave such files, and as long as there is no room none gets to cleaning up.
+
+        :param keep: the sha256 of all files that this import needs.
+        :raises ImportFailed: if that is not enough.
+        """
+        parts = self._parts
+        need, free = await self._in_thread(space, parts.blobs, wanted, parts.free_bytes)
+        if need and need + SPARE_BYTES > free:
+            await collect(self._session, parts.blobs, parts.run_in_thread, parts.syncing, keep, stale_after=0.0)
+            need, free = await self._in_thread(space, parts.blobs, wanted, parts.free_bytes)
         if need and need + SPARE_BYTES > free:
             raise ImportFailed(
                 f"{len(wanted)} files of {readable(need)} are to be fetched, but the disk of {self._parts.blobs.root} "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from email.utils import format_datetime
 from typing import Final
@@ -33,7 +34,7 @@ from region.images.files import (
     parse_range,
 )
 from region.images.rendering import Rendering, render
-from region.images.store import Generation, GenerationStore
+from region.images.store import Generation, GenerationMoved, GenerationStore
 from region.images.threads import in_thread
 from rpc.blobs import BlobError, BlobStore
 from rpc.fetch import RunInThread
@@ -138,7 +139,10 @@ class StreamResource(Resource):
             _send(request, document, _JSON, etag, {"Cache-Control": "public, max-age=3600"})
 
     async def _generation(self, digest: str) -> Generation:
-        generation = await self._generations.by_digest(digest) if is_sha256(digest) else None
+        generation: Generation | None = None
+        if is_sha256(digest):
+            with suppress(GenerationMoved):  # retired this very moment, it is not kept any more
+                generation = await self._generations.by_digest(digest)
         if generation is None:
             raise _Refusal(404, "There is no such generation, or it is not kept any more; read the index again.")
         return generation
