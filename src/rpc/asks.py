@@ -90,6 +90,10 @@ class Asks:
         self.made = 0
         """How many calls were ever made."""
 
+    def __len__(self) -> int:
+        """How many are under way."""
+        return len(self._asks)
+
     def start(
         self,
         command: type[Command],

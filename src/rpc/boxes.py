@@ -13,6 +13,9 @@ from typing import Final
 from rpc.arguments import KIB, MIB
 
 MAX_KEY: Final = 0xFF
+MAX_PAIRS: Final = 512
+"""Pairs of a box; the largest blob has some 130 chunks. A pair of few bytes costs over a hundred when it is held."""
+
 MAX_BOX: Final = 12 * MIB
 """Bytes; more than the largest blob needs, so that it is only ever reached by a peer that is broken or hostile."""
 
@@ -79,6 +82,8 @@ class Parser:
             self._size += stop - start
             if self._size > self.limit:
                 raise BadBox(f"a box of more than {self.limit} bytes")
+            if len(box) >= MAX_PAIRS:
+                raise BadBox(f"a box of more than {MAX_PAIRS} pairs")
             box[data[start + 2 : value]] = data[value + 2 : stop]
             start = stop
         self._rest = data[start:]

@@ -49,11 +49,19 @@ class VersionMismatch(DeclaredError):
 
 
 class Command(amp.Command):
-    """A command. ``deadline`` is how long the caller waits for the answer, in seconds, unless the caller says else."""
+    """A command. ``deadline`` is how long the caller waits for the answer, in seconds, unless the caller says else.
+
+    ``since`` is the version of the protocol that it came with: a peer that is older is never sent it. A rack may call
+    it only when it has registered, unless it is ``unregistered``.
+
+    :raises TypeError: when the class is made, if it does not say who calls it and who answers it.
+    """
 
     called_by: ClassVar[frozenset[Role]] = frozenset()
     answered_by: ClassVar[frozenset[Role]] = frozenset()
     deadline: ClassVar[float] = 30.0
+    since: ClassVar[int] = 1
+    unregistered: ClassVar[bool] = False
 
     argument_schema: ClassVar[Schema]
     answer_schema: ClassVar[Schema]
@@ -67,6 +75,8 @@ class Command(amp.Command):
         cls.declared = {code: kind for kind, code in cls.errors.items() if issubclass(kind, DeclaredError)}
         if len(cls.declared) != len(cls.errors):
             raise TypeError(f"{cls.__name__} declares an error that is no DeclaredError, or a code twice")
+        if not cls.called_by or not cls.answered_by:
+            raise TypeError(f"{cls.__name__} does not say who calls it (called_by) and who answers it (answered_by)")
 
 
 class Ping(Command):
@@ -75,6 +85,7 @@ class Ping(Command):
     called_by = BOTH
     answered_by = BOTH
     deadline = 5.0
+    unregistered = True
 
 
 class Enroll(Command):
@@ -89,6 +100,7 @@ class Enroll(Command):
     errors = {EnrolmentRefused: b"ENROLMENT_REFUSED"}
     called_by = ANONYMOUS
     answered_by = REGION
+    unregistered = True
 
 
 class Register(Command):
@@ -104,6 +116,7 @@ class Register(Command):
     errors = {VersionMismatch: b"VERSION_MISMATCH", RegistrationRefused: b"REGISTRATION_REFUSED"}
     called_by = RACK
     answered_by = REGION
+    unregistered = True
 
 
 class ReportInventory(Command):

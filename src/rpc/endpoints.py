@@ -31,6 +31,7 @@ from rpc.certificates import CertificateInvalid, Credentials, check_issued, make
 from rpc.commands import Enroll
 from rpc.failures import LinkLost
 from rpc.identity import TLS, JoinToken, enrolling_tls, prove, same_authority
+from rpc.limits import Door
 from rpc.protocol import Life, Link, Responders, link_factory
 
 log = Logger()
@@ -46,13 +47,29 @@ class _Unbuffered(TLSMemoryBIOFactory):
     protocol = TLSMemoryBIOProtocol
 
 
-def listen_tls(reactor: Any, port: int, interface: str, tls: TLS, factory: IProtocolFactory) -> IListeningPort:
+class _Guarded(_Unbuffered):
+    def __init__(self, tls: TLS, factory: IProtocolFactory, reactor: Any, door: Door) -> None:
+        super().__init__(tls, False, factory, reactor)
+        self._door = door
+
+    def buildProtocol(self, addr: Any) -> Any:
+        protocol = super().buildProtocol(addr)
+        if isinstance(link := protocol.wrappedProtocol, Link):
+            self._door.enter(link, addr.host)
+        return protocol
+
+
+def listen_tls(
+    reactor: Any, port: int, interface: str, tls: TLS, factory: IProtocolFactory, door: Door | None = None
+) -> IListeningPort:
     """Listen for racks on ``interface`` (an address; empty for all of IPv4, ``::`` for both).
 
     :param port: 0 takes any free one; see the result's ``getHost()``.
+    :param door: bounds the connections; by default one of its own.
     :raises twisted.internet.error.CannotListenError: if the port cannot be had.
     """
-    listening: IListeningPort = reactor.listenTCP(port, _Unbuffered(tls, False, factory, reactor), interface=interface)
+    guarded = _Guarded(tls, factory, reactor, Door() if door is None else door)
+    listening: IListeningPort = reactor.listenTCP(port, guarded, interface=interface)
     return listening
 
 

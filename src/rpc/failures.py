@@ -46,6 +46,17 @@ class ArgumentsRefused(CallFailed):
     code = b"ARGUMENTS_REFUSED"
 
 
+class TooBusy(CallFailed):
+    """There are too many calls under way on this link, of those that the peer answers or of our own: ask later."""
+
+    code = b"TOO_BUSY"
+
+
+class PeerTooOld(CallFailed):
+    """The peer speaks a version of the protocol that does not have the command. Nothing was sent; the text says which
+    end to upgrade."""
+
+
 class ArgumentsInvalid(CallFailed):
     """The arguments do not fit the command. Nothing was sent."""
 
@@ -79,5 +90,5 @@ class LinkLost(CallFailed):
 
 
 TRAVELLING: Final[dict[bytes, type[CallFailed]]] = {
-    kind.code: kind for kind in (Unhandled, UnknownCommand, NotAllowed, ArgumentsRefused)
+    kind.code: kind for kind in (Unhandled, UnknownCommand, NotAllowed, ArgumentsRefused, TooBusy)
 }

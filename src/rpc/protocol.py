@@ -7,22 +7,20 @@ in :mod:`rpc.commands`. Each end pings the other, and drops a link on which no a
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IDelayedCall, IHandshakeListener, IProtocolFactory, IReactorTime, ITransport
-from twisted.internet.protocol import Factory, connectionDone
+from twisted.internet.interfaces import IProtocolFactory, IReactorTime
+from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.protocols import amp
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from rpc.asks import REFERENCE, Asks, Result, encode, outcome_of
 from rpc.boxes import END, MAX_ANONYMOUS_BOX, MAX_BOX, BadBox, Parser, pairs
-from rpc.commands import Command, DeclaredError, Ping
+from rpc.commands import BY_NAME, Command, DeclaredError, Ping, Register
+from rpc.connection import ANONYMOUS_SECONDS, CLOSING_SECONDS, HANDSHAKE_SECONDS, Connection, Life
 from rpc.failures import (
     AnswerMalformed,
     ArgumentsInvalid,
@@ -31,46 +29,35 @@ from rpc.failures import (
     CallTimedOut,
     LinkLost,
     NotAllowed,
+    PeerTooOld,
+    TooBusy,
     UndeclaredError,
     Unhandled,
     UnknownCommand,
 )
-from rpc.identity import IdentityError, Peer, address_of, channel_binding, explain, peer_of
+from rpc.identity import Peer
+from rpc.limits import MAX_CALLS, MAX_REFUSED, answering
 from rpc.outcomes import Outcome
 from rpc.reporting import UNKNOWN, FailedCall, IReporter, Reporter
 from rpc.responders import Refused, Responders
+from rpc.versions import too_old
 
 __all__ = [
-    "AnswerMalformed", "ArgumentsInvalid", "ArgumentsRefused", "CallFailed", "CallTimedOut", "DeclaredError", "Link",
-    "LinkLost", "NotAllowed", "Peer", "Responders", "UndeclaredError", "Unhandled", "UnknownCommand",
-    "link_factory", "outcome_of",
+    "ANONYMOUS_SECONDS", "CLOSING_SECONDS", "HANDSHAKE_SECONDS", "AnswerMalformed", "ArgumentsInvalid",
+    "ArgumentsRefused", "CallFailed", "CallTimedOut", "DeclaredError", "Life", "Link", "LinkLost", "NotAllowed", "Peer",
+    "PeerTooOld", "Responders", "TooBusy", "UndeclaredError", "Unhandled", "UnknownCommand", "link_factory",
+    "outcome_of",
 ]  # fmt: skip
 
 log = Logger()
 
 PING_INTERVAL: Final = 10.0
 PING_PATIENCE: Final = 5.0
-HANDSHAKE_SECONDS: Final = 15.0
-"""How long a connection may take until the peer's identity is known."""
-ANONYMOUS_SECONDS: Final = 60.0
-"""How long a peer without a certificate may stay: long enough to enrol."""
 MAX_TAG: Final = 32
 """Bytes; the longest number of an ask that is accepted. It is repeated in every answer, and in the log."""
-CLOSING_SECONDS: Final = 2.0
-"""How long an orderly end of the link may take before it is cut."""
 
 
-class Life(enum.Enum):
-    """Where a link is in its life."""
-
-    HANDSHAKE = "not yet ready"
-    READY = "ready"
-    CLOSING = "closing"
-    LOST = "lost"
-
-
-@implementer(IHandshakeListener)
-class Link(amp.AMP):
+class Link(Connection):
     """One end of a link between region and rack.
 
     :param responders: what this end answers, and in which role.
@@ -93,146 +80,23 @@ class Link(amp.AMP):
         interval: float = PING_INTERVAL,
         patience: float = PING_PATIENCE,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # AMP's has no annotations
+        super().__init__(clock, peer, binding)
         self.responders = responders
-        self.peer = peer or Peer("anonymous", "", "")
-        self.life = Life.HANDSHAKE
-        self._peer_is_known = peer is not None
-        self.clock = clock
+        self.asks = Asks(clock, self._call_failed)
         self._reporter: IReporter = reporter or _REPORTER
-        self._binding = binding
         self._interval = interval
         self._patience = patience
         self._parser = Parser(MAX_ANONYMOUS_BOX)
-        self.asks = Asks(clock, self._call_failed)
-        self._timer: IDelayedCall | None = None
-        self._cutter: IDelayedCall | None = None
-        self._lost_at = 0.0
-        self._reason = ""
-        self._waiting: list[Deferred[Link]] = []
-        self._lost_callbacks: list[Callable[[Link, str], object]] = []
+        self._answering = 0
+        self._refused = 0
 
-    # Life.
+    def _begin(self) -> None:
+        self._parser.limit = MAX_BOX
+        if self._interval and self.responders.role != "anonymous":
+            self._timer = self.clock.callLater(self._interval, self._ping)
 
-    def makeConnection(self, transport: ITransport) -> None:
-        """Start. AMP's own makeConnection only writes a line to the log, which :meth:`_ready` does better."""
-        self.transport = transport
-        if self._peer_is_known:
-            self._ready()
-        else:
-            self._timer = self.clock.callLater(
-                HANDSHAKE_SECONDS, self.abort, f"no TLS handshake within {HANDSHAKE_SECONDS:g} s"
-            )
-
-    def handshakeCompleted(self) -> None:
-        """TLS is up: see who the peer is."""
-        if self.life is not Life.HANDSHAKE:
-            return
-        try:
-            self.peer = peer_of(self.transport)
-        except IdentityError as error:
-            self.abort(str(error))
-            return
-        self._ready()
-
-    def _ready(self) -> None:
-        self._stop_timer()
-        self.life = Life.READY
-        log.info("Link with {peer} is up", peer=str(self.peer), address=self.peer.address)
-        if self.peer.role != "anonymous":
-            self._parser.limit = MAX_BOX
-            if self._interval and self.responders.role != "anonymous":
-                self._timer = self.clock.callLater(self._interval, self._ping)
-        else:
-            self._timer = self.clock.callLater(
-                ANONYMOUS_SECONDS, self.abort, f"a peer without a certificate may stay {ANONYMOUS_SECONDS:g} s"
-            )
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.callback(self)
-
-    def when_ready(self) -> Deferred[Link]:
-        """Fires with this link when the peer is known; fails with :class:`LinkLost` if that is not to be."""
-        waiting: Deferred[Link] = Deferred()
-        if self.life is Life.READY:
-            waiting.callback(self)
-        elif self.life is Life.LOST:
-            waiting.errback(self._lost_error())
-        else:
-            self._waiting.append(waiting)
-        return waiting
-
-    def on_lost(self, callback: Callable[[Link, str], object]) -> None:
-        """Call ``callback`` with this link and the reason, once, when the link has ended (at once if it has)."""
-        if self.life is Life.LOST:
-            self._tell(callback)
-        else:
-            self._lost_callbacks.append(callback)
-
-    def _tell(self, callback: Callable[[Link, str], object]) -> None:
-        try:
-            callback(self, self._reason)
-        except Exception:  # noqa: BLE001  # the others must be told all the same
-            log.failure("{callback} failed when told that {peer} is gone", callback=callback, peer=str(self.peer))
-
-    def close(self, reason: str = "closed by this end") -> None:
-        """End the link in order, after what was written; cut it if that takes over two seconds."""
-        if self.life is Life.LOST or self.transport is None or self._cutter is not None:
-            return
-        self._end_with(reason)
-        self._cutter = self.clock.callLater(CLOSING_SECONDS, self.abort, reason)
-        self.transport.loseConnection()
-
-    def abort(self, reason: str) -> None:
-        """Cut the link now."""
-        if self.life is Life.LOST or self.transport is None:
-            return
-        self._end_with(reason)
-        self.transport.abortConnection()  # type: ignore[attr-defined]  # TCP's and TLS's have it
-
-    def _end_with(self, reason: str) -> None:
-        self._reason = self._reason or reason
-        if self.life is Life.READY:
-            self.life = Life.CLOSING
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """End every call that is under way, and tell who wants to know."""
-        if self.life is Life.LOST:
-            return
-        was, self.life = self.life, Life.LOST
-        self._lost_at = self.clock.seconds()
-        self._stop_timer()
-        if self._cutter is not None and self._cutter.active():
-            self._cutter.cancel()
-        self._cutter = None
-        if not self._reason:
-            self._reason = "closed by the peer" if reason.check(ConnectionDone) else explain(reason, self.transport)
-        if was is not Life.HANDSHAKE:
-            log.info("Link with {peer} ended: {reason}", peer=str(self.peer), reason=self._reason)
-        elif not self._waiting:  # otherwise those who wait for the link are told, and say what it means to them
-            log.warn("No link with {address}: {reason}", address=address_of(self.transport), reason=self._reason)
-        self.transport = None
+    def _end(self) -> None:
         self.asks.lost(self._lost_error)
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.errback(self._lost_error())
-        callbacks, self._lost_callbacks = self._lost_callbacks, []
-        for callback in callbacks:
-            self._tell(callback)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
-
-    def _lost_error(self) -> LinkLost:
-        return LinkLost(f"the link is lost: {self._reason}", self._lost_at or self.clock.seconds())
-
-    def channel_binding(self) -> bytes:
-        """32 bytes that only the two ends of this very TLS channel know (RFC 5705), for proofs to hang on."""
-        if self._binding is not None:
-            return self._binding
-        return channel_binding(self.transport)
 
     def _ping(self) -> None:
         self._timer = None
@@ -254,6 +118,8 @@ class Link(amp.AMP):
             Both have been logged and counted already.
         """
         result = await self._exchange(command, deadline, arguments)
+        if command is Register:
+            result = self._registered(arguments, result)
         if isinstance(result, dict):
             return result
         raise result
@@ -264,6 +130,8 @@ class Link(amp.AMP):
         """As :meth:`call`, but never raises: the outcome says how it ended."""
         started = self.clock.seconds()
         result = await self._exchange(command, deadline, arguments)
+        if command is Register:
+            result = self._registered(arguments, result)
         return outcome_of(result, self.clock.seconds() - started)
 
     def _exchange(
@@ -289,18 +157,38 @@ class Link(amp.AMP):
         :param deadline: seconds; None if the caller ends the ask itself.
         :return: the ask's number.
         """
-        if self.life is Life.READY:
-            return self.asks.start(command, request, deadline, done, self._write)
-        lost = LinkLost("the link is not up yet", 0.0) if self.life is Life.HANDSHAKE else self._lost_error()
-        self.report(command.__name__, "out", b"", 0.0, lost)
-        done(lost)
-        return None
+        if self.life is not Life.READY or command.since > self.version or len(self.asks) >= MAX_CALLS:
+            obstacle = self._obstacle(command)
+            if obstacle is not None:
+                self.report(command.__name__, "out", b"", 0.0, obstacle)
+                done(obstacle)
+                return None
+        return self.asks.start(command, request, deadline, done, self._write)
+
+    def _obstacle(self, command: type[Command]) -> CallFailed | None:
+        if self.life is Life.HANDSHAKE:
+            return LinkLost("the link is not up yet", 0.0)
+        if self.life is not Life.READY:
+            return self._lost_error()
+        if command.since > self.version:
+            return PeerTooOld(too_old(command, self.peer.role, self.version))
+        if command is Ping:
+            return None  # the link must be watched most of all when nothing is answered
+        return TooBusy(f"{MAX_CALLS} calls to {self.peer} are under way, and no more are sent: ask later")
+
+    def _registered(self, arguments: Mapping[str, Any], result: Result) -> Result:
+        if not isinstance(result, dict):
+            return result
+        offered, version = arguments["versions"], result["version"]
+        if version not in offered:
+            error = AnswerMalformed(f"the region chose version {version} of the protocol, of {offered!r} offered")
+            self.report(Register.__name__, "out", b"", 0.0, error)
+            return error
+        self.agreed(version)
+        return result
 
     def _call_failed(self, command: str, tag: bytes, seconds: float, error: Exception) -> None:
         self.report(command, "out", tag, seconds, error)
-
-    def _write(self, data: bytes) -> None:
-        self.transport.write(data)  # type: ignore[union-attr]  # there is one until LOST, which callers have checked
 
     # What arrives.
 
@@ -342,8 +230,21 @@ class Link(amp.AMP):
         if name == Ping.commandName and self.peer.role != "anonymous":
             self._write(_ANSWER + len(tag).to_bytes(2, "big") + tag + END)
             return
-        answering = Deferred.fromCoroutine(self._respond(tag, name, box))
-        answering.addErrback(self._broken)
+        if self._answering >= answering(self.peer.role):
+            self._too_busy(tag, name)
+            return
+        self._answering += 1
+        self._refused = 0
+        Deferred.fromCoroutine(self._respond(tag, name, box)).addErrback(self._broken)
+
+    def _too_busy(self, tag: bytes, name: bytes) -> None:
+        error = TooBusy(f"{self._answering} calls of {self.peer} are being answered, and no more at a time: ask later")
+        command = BY_NAME.get(name)
+        self.report(command.__name__ if command else UNKNOWN, "in", tag, 0.0, error)
+        self._write(_refusal(tag, error.code, error))
+        self._refused += 1
+        if self._refused >= MAX_REFUSED:
+            self.cut(f"it asks on, after {self._refused} asks were refused because it asks too many at a time")
 
     async def _respond(self, tag: bytes, name: bytes, box: dict[bytes, bytes]) -> None:
         started = self.clock.seconds()
@@ -352,14 +253,13 @@ class Link(amp.AMP):
         except Refused as refused:
             label = refused.command.__name__ if refused.command else UNKNOWN
             self.report(label, "in", tag, self.clock.seconds() - started, refused.error, refused.internal)
-            reply = {amp.ERROR: tag, amp.ERROR_CODE: refused.code, amp.ERROR_DESCRIPTION: _description(refused.error)}
-            if isinstance(refused.error, Unhandled):
-                reply[REFERENCE] = refused.error.reference.encode("ascii")
-            answer = pairs(reply.items()) + END
+            answer = _refusal(tag, refused.code, refused.error)
         else:
             answer = _ANSWER + len(tag).to_bytes(2, "big") + tag + answer + END
             if self.life is not Life.READY:
                 self.report(name.decode("ascii"), "in", tag, self.clock.seconds() - started, self._lost_error())
+        finally:
+            self._answering -= 1
         if self.life is Life.READY:
             self._write(answer)
 
@@ -408,8 +308,13 @@ _PING: Final = encode(Ping, {})
 _ANSWER: Final = len(amp.ANSWER).to_bytes(2, "big") + amp.ANSWER
 
 
-def _description(error: Exception) -> bytes:
-    return str(error).encode("utf-8", "backslashreplace")[:4096]
+def _refusal(tag: bytes, code: bytes, error: Exception) -> bytes:
+    """The box that says that an ask is not answered, and why."""
+    description = str(error).encode("utf-8", "backslashreplace")[:4096]
+    box = {amp.ERROR: tag, amp.ERROR_CODE: code, amp.ERROR_DESCRIPTION: description}
+    if isinstance(error, Unhandled):
+        box[REFERENCE] = error.reference.encode("ascii")
+    return pairs(box.items()) + END
 
 
 def link_factory(make: Callable[[], Link]) -> IProtocolFactory:

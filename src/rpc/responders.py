@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 
 from rpc.arguments import Malformed
 from rpc.boxes import pairs
-from rpc.commands import BY_NAME, Command, DeclaredError, Role
+from rpc.commands import BY_NAME, Command, DeclaredError, Register, Role
 from rpc.failures import ArgumentsRefused, CallFailed, NotAllowed, Unhandled, UnknownCommand
 
 if TYPE_CHECKING:
@@ -60,8 +60,10 @@ class Responders:
             # To a stranger, commands that exist and commands that do not look the same.
             what = command.__name__ if command is not None else repr(name[:64])
             raise _refused(command, NotAllowed(f"{link.peer} may not call {what} here"))
-        if command is None or command not in self._table:
+        if command is None or command not in self._table or command.since > link.version:
             raise _refused(command, UnknownCommand(f"there is no {name[:64]!r} here: is the other end newer?"))
+        if link.peer.role == "rack" and not link.registered and not command.unregistered:
+            raise _refused(command, NotAllowed(f"{link.peer} may not call {command.__name__} before Register"))
         return command, self._table[command]
 
     async def answer(self, link: Link, name: bytes, box: Mapping[bytes, bytes]) -> bytes:
@@ -76,7 +78,10 @@ class Responders:
             raise _refused(command, ArgumentsRefused(f"{command.__name__}: {error}")) from error
         try:
             answer = await function(link, **arguments)
-            return pairs(command.answer_schema.dump(answer).items())
+            encoded = pairs(command.answer_schema.dump(answer).items())
+            if command is Register:
+                link.agreed(answer["version"])
+            return encoded
         except NotAllowed as error:
             raise _refused(command, error) from error
         except Exception as error:  # becomes a typed refusal; the link reports it

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from twisted.test.iosim import FakeTransport, IOPump, connect
 from zope.interface import implementer
 
-from rpc.commands import Command, Role
+from rpc.commands import PROTOCOL_VERSION, Command, Role
 from rpc.identity import Peer
 from rpc.protocol import Link, Responders
 from rpc.reporting import FailedCall, IReporter
@@ -55,6 +55,7 @@ def linked(
     region: Peer = REGION,
     region_reporter: IReporter | None = None,
     rack_reporter: IReporter | None = None,
+    version: int | None = PROTOCOL_VERSION,
     **settings: Any,
 ) -> tuple[Link, Link, IOPump]:
     """A link in memory: its region end, its rack end, and the pump whose ``flush()`` carries what was written.
@@ -63,6 +64,7 @@ def linked(
     :param rack_responders: what the rack answers.
     :param clock: the time of both ends; a fresh one by default (it is ``pump.clock``).
     :param rack: who the region takes the other end for; ``ANONYMOUS`` for one that enrols.
+    :param version: what both agreed on when the rack registered; None if it has not registered yet.
     :param settings: ``interval`` and ``patience`` of :class:`~rpc.protocol.Link`.
     """
     time = clock if clock is not None else Clock()
@@ -75,6 +77,9 @@ def linked(
         _responders(rack_role, rack_responders),
         clock=time, peer=region, binding=BINDING, reporter=rack_reporter, **settings,
     )  # fmt: skip
+    if version is not None and rack_role == "rack":
+        region_end.agreed(version)
+        rack_end.agreed(version)
     pump = connect(
         region_end, FakeTransport(region_end, isServer=True), rack_end, FakeTransport(rack_end, isServer=False),
         clock=time,

@@ -10,17 +10,29 @@ from twisted.test.iosim import FakeTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from rpc.boxes import END, pairs
-from rpc.commands import BY_NAME, COMMANDS, DeclaredError, Enroll, ListImages, Ping, Role
+from rpc.commands import (
+    BY_NAME,
+    COMMANDS,
+    PROTOCOL_VERSION,
+    Command,
+    DeclaredError,
+    Enroll,
+    ListImages,
+    Ping,
+    Register,
+    Role,
+)
 from rpc.failures import TRAVELLING
 from rpc.protocol import Link, Responders
 from rpc.testing import ANONYMOUS, RACK, REGION, RecordingReporter
+from rpc.versions import VERSIONS
 
 PEERS = {"rack": RACK, "region": REGION, "anonymous": ANONYMOUS}
 ROLES: tuple[Role, ...] = ("region", "rack")
 
 
 class GateTests(SynchronousTestCase):
-    def ask(self, role: Role, peer, name: bytes) -> tuple[bytes, list[str]]:
+    def ask(self, role: Role, peer, name: bytes, registered: bool = True) -> tuple[bytes, list[str]]:
         """The error code with which an end that is ``role`` answers ``peer``, and the names of what ran."""
         ran: list[str] = []
 
@@ -36,6 +48,8 @@ class GateTests(SynchronousTestCase):
         link = Link(Responders(role, table), clock=Clock(), peer=peer, interval=0, reporter=self.reports)
         transport = FakeTransport(link, True)
         link.makeConnection(transport)
+        if registered:
+            link.agreed(PROTOCOL_VERSION)
         link.dataReceived(pairs([(b"_ask", b"1"), (b"_command", name), *self.arguments(name)]) + END)
         [box] = amp.parseString(transport.getOutBuffer())
         return box.get(b"_error_code", b""), ran
@@ -61,6 +75,16 @@ class GateTests(SynchronousTestCase):
                     else:
                         self.assertEqual((code, ran), (b"NOT_ALLOWED", []), (command, role, peer))
                         self.assertEqual(self.reports.kinds, ["NotAllowed"])
+
+    def test_a_rack_that_has_not_registered_may_register_and_nothing_else(self) -> None:
+        ran = [command for command in COMMANDS if self.ask("region", RACK, command.commandName, registered=False)[1]]
+        self.assertEqual(ran, [Register])
+        for command in COMMANDS:
+            if command.answered_by == {"region"} and command.called_by == {"rack"} and command is not Register:
+                self.assertEqual(
+                    self.ask("region", RACK, command.commandName, registered=False), (b"NOT_ALLOWED", []), command
+                )
+                self.assertIn("before Register", self.reports.calls[0].text)
 
     def test_a_stranger_may_enrol_and_nothing_else(self) -> None:
         allowed = [command for command in COMMANDS if "anonymous" in command.called_by]
@@ -89,6 +113,16 @@ class TableTests(SynchronousTestCase):
             self.assertTrue(command.answered_by, command)
             self.assertGreater(command.deadline, 0)
             self.assertTrue(command.__doc__, command)
+
+    def test_a_command_that_does_not_say_who_calls_or_answers_it_cannot_be_declared(self) -> None:
+        nobody: frozenset[Role] = frozenset()
+        somebody: frozenset[Role] = frozenset({"rack"})
+        for callers, answerers in ((nobody, somebody), (somebody, nobody), (nobody, nobody)):
+            fields = {"called_by": callers, "answered_by": answerers, "__doc__": "One that forgot."}
+            self.assertRaises(TypeError, type(Command), "Forgetful", (Command,), fields)
+
+    def test_every_command_came_with_a_version_that_there_is(self) -> None:
+        self.assertTrue(all(command.since in VERSIONS for command in COMMANDS))
 
     def test_no_key_of_a_command_can_be_taken_for_one_of_amps_or_for_a_chunk(self) -> None:
         for command in COMMANDS:

@@ -9,14 +9,15 @@ from typing import Any
 from twisted.protocols import amp
 from twisted.trial.unittest import SynchronousTestCase
 
-from rpc import protocol
+from rpc import limits, protocol
 from rpc.arguments import KIB, MAX_CHUNK, MIB, Blob
 from rpc.asks import REFERENCE, encode
-from rpc.boxes import MAX_ANONYMOUS_BOX, MAX_BOX, Parser
+from rpc.boxes import MAX_ANONYMOUS_BOX, MAX_BOX, MAX_PAIRS, Parser
 from rpc.certificates import RACK_URI, REGION_URI
 from rpc.commands import COMMANDS, PROTOCOL_VERSION, Command, ListImages, Ping
 from rpc.failures import TRAVELLING
 from rpc.identity import BINDING_BYTES, EXPORTER_LABEL
+from rpc.versions import OLDEST_VERSION
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.rst").read_text("utf-8")
 
@@ -32,6 +33,7 @@ def described(command: type[Command]) -> str:
         [
             f":called by: {', '.join(sorted(command.called_by))}",
             f":answered by: {', '.join(sorted(command.answered_by))}",
+            f":since: version {command.since}",
             f":deadline: {command.deadline:g} s",
             f":arguments: {_values(command.arguments)}",
             f":answer: {_values(command.response)}",
@@ -88,6 +90,16 @@ class DocumentTests(SynchronousTestCase):
             f"at most {MAX_CHUNK:,} bytes",
             f"{_bytes(MAX_BOX)}",
             f"{_bytes(MAX_ANONYMOUS_BOX)}",
+            f"up to {MAX_PAIRS} pairs",
+            f"On one link up to {limits.MAX_ANSWERING} asks are answered at a time, and "
+            f"{limits.MAX_ANONYMOUS_ANSWERING} of a peer",
+            f"after {limits.MAX_REFUSED} such refusals",
+            f"up to {limits.MAX_CALLS} calls of its own",
+            f"more than {_bytes(limits.MAX_UNREAD)} wait",
+            f"({_bytes(limits.MAX_ANONYMOUS_UNREAD)} if it has no certificate)",
+            f"Up to {limits.MAX_STRANGERS} connections",
+            f"up to {limits.MAX_LINKS} links",
+            f"a link speaks version {OLDEST_VERSION}",
             f"every {protocol.PING_INTERVAL:g} seconds",
             f"within {protocol.PING_PATIENCE:g} seconds",
             f"{protocol.ANONYMOUS_SECONDS:g} seconds",
