@@ -99,7 +99,8 @@ class Synchroniser:
             self._machine.begin(Run(assignment, [caller]))
         elif latest.assignment.wants_same(assignment) and not latest.stop.why:
             latest.callers.append(caller)
-        elif assignment.generation < latest.assignment.generation:
+        elif assignment.generation < latest.assignment.generation and latest.callers:
+            # Without callers it is the rack's own look at what it was told once; the region knows better now.
             return succeed(core.result(SUPERSEDED, f"{latest.assignment} was asked for already"))
         else:
             self._machine.replace(Run(assignment, [caller]))

@@ -54,6 +54,15 @@ log = Logger()
 DRAIN_SECONDS: Final = 2.0
 """How long requests that are in progress may take to end once the region is stopping."""
 
+THREADS: Final = 24
+
+STOP_SECONDS: Final = 4.7
+"""How long everything together may take to stop."""
+
+POSTGRES: Final = "PostgreSQL"
+POSTGRES_SECONDS: Final = 1.5
+"""How much of that is kept for PostgreSQL, which would have to recover at the next start; it stops last."""
+
 EXPECTED_FAILURES: Final = (
     OSError, CannotListenError, DatabaseUnavailable, EmbeddedPostgresError, MigrationError, AuthorityError,
     psycopg2.Error,
@@ -106,18 +115,27 @@ class RegionService(Service):
         give_up(self._reactor, f"the region could not start: {' '.join(str(reason.value).split())}")
 
     async def _stop(self) -> None:
+        begun = self._reactor.seconds()
         while self._started:
             name, stop = self._started.pop()
-            try:
-                await maybeDeferred(_awaited, stop)
-            except Exception:  # noqa: BLE001  # whatever one part does, the others must be stopped
-                log.failure("Stopping {name} failed", name=name)
+            share = STOP_SECONDS if name == POSTGRES else STOP_SECONDS - POSTGRES_SECONDS
+            left = begun + share - self._reactor.seconds()
+            stopping = maybeDeferred(_awaited, stop)
+            stopping.addErrback(self._did_not_stop, name)
+            if not await _within(self._reactor, max(left, 0.0), stopping):
+                log.warn("{name} did not stop in time; the end of the process ends it", name=name)
+
+    def _did_not_stop(self, reason: Failure, name: str) -> None:
+        # Whatever one part does, the others must be stopped.
+        log.failure("Stopping {name} failed", reason, name=name)
 
     def _stops(self, name: str, stop: Callable[[], Awaitable[object] | None]) -> None:
         self._started.append((name, stop))
 
     async def _start(self) -> None:
         config, reactor = self._config, self._reactor
+        # Hashing takes long; looking names up and reading what is asked for must not stand in line behind it.
+        reactor.suggestThreadPoolSize(THREADS)
         run_in_thread = reactor_threads(reactor)
         state = config.state_directory
         await run_in_thread(_make_state_directory, state)
@@ -225,7 +243,7 @@ class RegionService(Service):
             return self._config.database
         self._notifier.status("starting the embedded PostgreSQL")
         postgres = EmbeddedPostgres(self._reactor, self._config.state_directory / "postgres")
-        self._stops("PostgreSQL", postgres.stop)
+        self._stops(POSTGRES, postgres.stop)
         return await postgres.start()
 
 
@@ -234,6 +252,20 @@ def _awaited(stop: Callable[[], Awaitable[object] | None]) -> Any:
     if result is None or isinstance(result, Deferred):
         return result
     return Deferred.fromCoroutine(result)  # type: ignore[arg-type]  # what is awaitable and no Deferred is a coroutine
+
+
+async def _within(reactor: Any, seconds: float, work: Deferred[Any]) -> bool:
+    """Wait for ``work``, which does not fail, at most so long; whether it ended. What goes on then is left alone."""
+    waiting: Deferred[bool] = Deferred()
+    late = reactor.callLater(seconds, waiting.callback, False)
+
+    def ended(_: object) -> None:
+        if late.active():
+            late.cancel()
+            waiting.callback(True)
+
+    work.addCallback(ended)
+    return await waiting
 
 
 def _make_state_directory(path: Path) -> None:

@@ -1,8 +1,7 @@
 """Who tells racks to fetch what was published: at each publish, at each registration, and when someone asks.
 
-For each rack at most one ``SyncImages`` is under way. When it has ended, and a newer generation was published or the
-rack came back on another link meanwhile, the rack is told again; when it failed, the rack itself tries again (it
-remembers what it was told), and the next publish or registration tells it anew.
+A rack is told of a generation once on each link, also while it fetches an older one: it gives that up then. When a sync
+failed, the rack itself tries again (it remembers what it was told), and the next publish or registration tells it anew.
 """
 
 from __future__ import annotations
@@ -44,6 +43,10 @@ def describe(outcome: Outcome[object]) -> str:
             return "answered"
 
 
+def _newest_first(run: tuple[str, int, Link]) -> int:
+    return -run[1]
+
+
 class SyncDriver:
     """Keeps every linked rack at the current generation.
 
@@ -55,7 +58,7 @@ class SyncDriver:
         self._registry = registry
         self._current = current
         self._url = url
-        self._running: dict[str, int] = {}
+        self._running: set[tuple[str, int, Link]] = set()
         self._told: dict[str, tuple[Link, int]] = {}
 
     def published(self, generation: Published) -> None:
@@ -65,8 +68,8 @@ class SyncDriver:
             self.consider(system_id)
 
     def syncing(self) -> Mapping[str, int]:
-        """For each rack that was told to sync and has not answered, to which generation."""
-        return dict(self._running)
+        """For each rack that was told to sync and has not answered, to which generation: the oldest, if several."""
+        return {system_id: number for system_id, number, _ in sorted(self._running, key=_newest_first)}
 
     def consider(self, system_id: str, *, even_if_in_step: bool = False) -> bool:
         """Tell one rack, if it is linked, not at the current generation, and was not told of that on this link.
@@ -79,7 +82,7 @@ class SyncDriver:
         link = self._registry.link_of(system_id)
         if current is None or rack is None or link is None:
             return False
-        if system_id in self._running:
+        if (system_id, current.number, link) in self._running:
             return True
         if not even_if_in_step and (
             (rack.generation, rack.digest) == (current.number, current.digest)
@@ -93,13 +96,14 @@ class SyncDriver:
         return True
 
     async def _sync(self, system_id: str, name: str, link: Link, generation: Published) -> None:
-        self._running[system_id] = generation.number
+        run = system_id, generation.number, link
+        self._running.add(run)
         try:
             outcome = await link.ask(
                 SyncImages, generation=generation.number, digest=generation.digest, url=self._url()
             )
         finally:
-            del self._running[system_id]
+            self._running.discard(run)
         match outcome:
             case Answered(value):
                 log.info(
@@ -114,6 +118,5 @@ class SyncDriver:
                     "it goes on by itself and is told again when it registers.",
                     name=name, rack=system_id, generation=generation.number, why=describe(outcome),
                 )  # fmt: skip
-        # What was published meanwhile is told now, and what was told on a link that was dead already is told on the
-        # new one; what was told on this link is not told again.
+        # What was told on a link that was dead already is told on the new one; what was told on this one is not again.
         self.consider(system_id)

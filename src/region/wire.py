@@ -6,6 +6,7 @@ not decided here but in the command table (:mod:`rpc.commands`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -32,6 +33,7 @@ log = Logger()
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z")
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
+_UNSTORABLE: Final = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})")
 _STATES: Final = frozenset({"empty", "ready", "syncing", "failed"})
 
 
@@ -96,7 +98,9 @@ class RegionWire:
         """Store what a rack says that it holds, and tell it to sync if that is not the current generation."""
         holds = 0 < generation < 1 << 63 and is_sha256(digest)
         holds_nothing = (generation, digest) == (-1, "")
-        if state not in _STATES or not isinstance(progress, dict) or not (holds or holds_nothing):
+        # PostgreSQL has no place for NUL and half characters, which JSON has.
+        showable = not _UNSTORABLE.search(json.dumps(progress))
+        if state not in _STATES or not isinstance(progress, dict) or not showable or not (holds or holds_nothing):
             raise ReportRefused(f"not a report: generation {generation}, digest {digest[:80]!r}, state {state[:80]!r}")
         await self._registry.report(
             link.peer.id, generation if holds else None, digest if holds else None, state, progress

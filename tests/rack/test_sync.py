@@ -691,6 +691,17 @@ class TestTriggers(SyncTestCase):
         self.rack.region.release()
         self.assertEqual(self.successResultOf(newer).outcome, "synced")
 
+    def test_a_region_that_was_set_back_is_followed_although_the_rack_looks_for_what_it_was_told_before(self) -> None:
+        self.sync(9, FIRST)
+        self.rack.blobs.path(NOBLE.files[0].sha256).write_bytes(b"spoilt")
+        self.rack.region.hold()
+        self.rack.synchroniser.look_again()  # nobody asked for this
+        self.assertEqual(self.rack.synchroniser.status.state, "syncing")
+        caller = self.request(self.rack.region.publish(8, SECOND))
+        self.rack.region.release()
+        self.assertEqual(self.successResultOf(caller).outcome, "synced")
+        self.assert_holds(8, SECOND)
+
     def test_of_many_the_newest_is_synced_and_every_other_caller_told(self) -> None:
         # Regression: an older rack dropped triggers that came during an import, or ran with the first's arguments.
         # The threads are kept back, so that nothing stops before it all has come together.

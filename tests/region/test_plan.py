@@ -313,6 +313,14 @@ class RemovalTests(SynchronousTestCase):
         self.assertEqual(self.removed(), "the source http://a.example/ was removed")
         self.assertIn("was removed", self.removed(a_read(a_source(URLS[1]))))
 
+    def test_a_source_that_was_pointed_elsewhere_still_answers_for_what_it_gave_before(self) -> None:
+        moved = evolve(a_source(URLS[1]), former=("http://a.example/",))
+        self.assertIn("could not be read: timed out", self.kept(SourceFailed(moved, "timed out")))
+        self.assertIn("of " + URLS[1], self.removed(a_read(moved)))
+        # A source that is called so now is the one that answers.
+        gone = self.removed(SourceFailed(moved, "timed out"), a_read(a_source()))
+        self.assertIn("c:one of http://a.example/, updated", gone)
+
     def test_nobody_selects_it_any_more(self) -> None:
         reason = "no selection of http://a.example/ asks for it any more"
         self.assertEqual(self.removed(a_read(a_source(releases=["jammy"]), self.image)), reason)

@@ -150,6 +150,14 @@ class SourceStoreTests(DatabaseTestCase):
         self.assertEqual(error.field, "url")
         await self.sources.create("http://a:b@images.example.com/", keyring_data=KEYS)
 
+    async def test_a_source_that_is_pointed_elsewhere_knows_what_it_was_called(self) -> None:
+        source = await self.sources.create("http://a:b@images.example.com/1/", keyring_data=KEYS)
+        for url in ("http://images.example.com/2/", "http://c:d@images.example.com/2/", "http://images.example.com/1/"):
+            await self.sources.update(source.id, url=url)
+        [read] = await self.sources.read()
+        assert isinstance(read, Source)
+        self.assertEqual((read.name, read.former), ("http://images.example.com/1/", ("http://images.example.com/2/",)))
+
     async def test_a_second_selection_of_the_same_release_is_refused(self) -> None:
         source = await self.sources.create(URL, keyring_data=KEYS, selections=[Selection("ubuntu", "noble")])
         error = await self.refused(self.sources.add_selection(source.id, Selection("ubuntu", "noble", ("arm64",))))

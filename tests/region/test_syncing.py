@@ -115,14 +115,18 @@ class SyncDriverTests(SynchronousTestCase):
         older.waiting[0].callback(NotConnected())
         self.assertEqual([asked["generation"] for asked in self.link.asked], [1])
 
-    def test_what_was_published_during_a_sync_is_told_after_it(self) -> None:
+    def test_what_is_published_during_a_sync_is_told_at_once_and_once(self) -> None:
         driver = self.driver()
         driver.consider("r")
         driver.published(TWO)
-        self.assertEqual(len(self.link.asked), 1)
-        self.holds(ONE)
-        self.link.waiting[0].callback(DONE)
         self.assertEqual([asked["generation"] for asked in self.link.asked], [1, 2])
+        self.assertEqual(driver.syncing(), {"r": 1})  # what it may still be fetching must not be thrown away
+        self.link.waiting[0].callback(Answered({"outcome": "superseded", "reason": "2 was asked for"}))
+        self.assertEqual(driver.syncing(), {"r": 2})
+        self.holds(TWO)
+        self.link.waiting[1].callback(DONE)
+        self.assertEqual(driver.syncing(), {})
+        self.assertEqual(len(self.link.asked), 2)
 
     def test_everyone_is_told_of_a_publish(self) -> None:
         self.registry.racks["s"] = Rack("two", 1, ONE.digest)

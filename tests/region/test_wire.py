@@ -140,7 +140,8 @@ class WireTests(SynchronousTestCase):
     def test_a_report_that_is_none_is_refused_and_not_stored(self) -> None:
         for wrong in (
             {"digest": "xyz"}, {"state": "happy"}, {"progress": [1]}, {"generation": -1}, {"digest": ""},
-            {"generation": 1 << 63},
+            {"generation": 1 << 63}, {"progress": {"x": "a\0"}}, {"progress": {"x": ["\ud800"]}},
+            {"progress": {"\0": 1}},
         ):  # fmt: skip
             self.assertIn("not a report", self.failure(self.report(**wrong), ReportRefused))
         self.assertEqual(self.fakes.calls, [])

@@ -95,9 +95,10 @@ def plan(reads: Sequence[SourceRead | SourceFailed], previous: Manifest) -> Plan
         among them is removed, because its source was.
     :param previous: the manifest that is published now (:data:`rpc.manifest.EMPTY` if none is).
     """
-    ends = {end.source.name: end for end in sorted(reads, key=lambda end: end.source.rank)}
-    listed = {url: frozenset(offer.image.key for offer in _offers(end)) for url, end in ends.items()}
-    offers = _best_offers(ends.values())
+    named = {end.source.name: end for end in sorted(reads, key=lambda end: end.source.rank)}
+    listed = {name: frozenset(offer.image.key for offer in _offers(end)) for name, end in named.items()}
+    offers = _best_offers(named.values())
+    ends = {former: end for end in reversed(named.values()) for former in end.source.former} | named
     wanted: dict[ImageKey, UpstreamImage] = {}
     kept: dict[ImageKey, str] = {}
     removed: dict[ImageKey, str] = {}
@@ -114,7 +115,7 @@ def plan(reads: Sequence[SourceRead | SourceFailed], previous: Manifest) -> Plan
             wanted[key] = offer[1]
             if standing is _Standing.UNWANTED:
                 no_fallback[key] = reason
-    problems = [problem for end in ends.values() for problem in end.problems]
+    problems = [problem for end in named.values() for problem in end.problems]
     for key, problem in _contradictions(wanted, previous.only(set(previous.by_key) - set(removed))):
         del wanted[key]
         problems.append(problem)
@@ -139,9 +140,10 @@ def _standing(
     image: Image, end: SourceRead | SourceFailed | None, listed: Mapping[str, Collection[ImageKey]]
 ) -> tuple[_Standing, str]:
     """What the source of a published image says of it, with the reason in words (a reason to keep or to remove it)."""
-    url, content_id = image.source, image.content_id
+    content_id = image.content_id
     if end is None:
-        return _Standing.UNWANTED, f"the source {url} was removed"
+        return _Standing.UNWANTED, f"the source {image.source} was removed"
+    url = end.source.name
     if not end.source.selects(image):
         return _Standing.UNWANTED, f"no selection of {url} asks for it any more"
     if isinstance(end, SourceFailed):

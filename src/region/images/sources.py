@@ -18,6 +18,7 @@ from region.images.checks import SourceInvalid, checked_selection, checked_sourc
 from region.images.threads import in_thread
 from region.upstream import DocumentSeen, Selection, Source, SourceFailed
 from rpc.fetch import RunInThread
+from rpc.urls import public
 
 __all__ = ["BootSource", "BootSourceSelection", "NoSuchSource", "SourceInvalid", "SourceStore"]
 
@@ -147,6 +148,14 @@ class SourceStore:
             )
             if tuple(old[1:5]) != values[:4]:
                 await transaction.execute("DELETE FROM boot_source_document WHERE source_id = %s", (source_id,))
+            former, name = public(old[1]), public(values[0])
+            if former != name:
+                await transaction.execute(
+                    """UPDATE boot_source
+                       SET former_names = array_append(array_remove(array_remove(former_names, %s), %s), %s)
+                       WHERE id = %s""",
+                    (name, former, former, source_id),
+                )
             await _announce(transaction, source_id)
             return _there(row, f"source {source_id}")
 
@@ -255,10 +264,11 @@ class SourceStore:
             f"""SELECT {_SOURCE},
                        (SELECT coalesce(json_agg(json_build_array(os, release, arches, subarches, labels)
                                                  ORDER BY s.id), '[]')
-                        FROM boot_source_selection s WHERE s.source_id = b.id)
+                        FROM boot_source_selection s WHERE s.source_id = b.id),
+                       former_names
                 FROM boot_source b ORDER BY priority DESC, id"""
         )
-        return tuple([await self._source(BootSource(*row[:-1]), row[-1]) for row in rows])
+        return tuple([await self._source(BootSource(*row[:-2]), row[-2], row[-1]) for row in rows])
 
     async def accepted(self, session: Session | Database | None = None) -> Mapping[int, Mapping[str, datetime]]:
         """For the id of each source, the newest ``updated`` of each of its documents that was accepted."""
@@ -294,7 +304,9 @@ class SourceStore:
 
     # Checks
 
-    async def _source(self, source: BootSource, selections: Sequence[Sequence[Any]]) -> Source | SourceFailed:
+    async def _source(
+        self, source: BootSource, selections: Sequence[Sequence[Any]], former: Sequence[str]
+    ) -> Source | SourceFailed:
         keyring, reason = source.keyring_data, ""
         if source.keyring_filename:
             try:
@@ -308,6 +320,7 @@ class SourceStore:
             allow_unsigned=source.allow_unsigned,
             priority=source.priority,
             selections=tuple(Selection(*selection) for selection in selections),
+            former=tuple(former),
         )
         return SourceFailed(value, reason) if reason else value
 

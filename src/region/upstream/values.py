@@ -102,6 +102,7 @@ class Source:
     name and password, so everything that is shown, logged or published has :attr:`name` instead. ``keyring`` holds the
     public keys, one of which must have signed (binary or ASCII-armoured; empty only with ``allow_unsigned``). Where two
     sources offer the same image, the one with the higher ``priority`` is used, then the one with the lower ``id``.
+    ``former`` are the names that it had before it was pointed elsewhere: what it gave then is still its own.
     """
 
     id: int
@@ -110,6 +111,7 @@ class Source:
     allow_unsigned: bool
     priority: int
     selections: tuple[Selection, ...]
+    former: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
