@@ -106,10 +106,11 @@ class SyncDriver:
             self._running.discard(run)
         match outcome:
             case Answered(value):
-                log.info(
-                    "Rack {name}: sync to generation {generation} ended: {outcome}. {reason}",
+                ended, reason = value["outcome"], value["reason"]
+                (log.error if ended == "failed" else log.info)(
+                    "Rack {name}: sync to generation {generation} ended: {outcome}{why}",
                     name=name, rack=system_id, generation=generation.number,
-                    outcome=value["outcome"], reason=value["reason"],
+                    outcome=ended, reason=reason, why=f": {reason}" if reason else "",
                 )  # fmt: skip
             case _:
                 # The link has logged and counted the failed call itself; this says what it means for the rack.

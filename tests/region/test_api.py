@@ -116,6 +116,17 @@ class Dispatch(ApiTestCase):
         response = self.ask("GET", "nothing/here/")
         self.assertEqual((response.status, response.text), (404, "There is nothing at /MAAS/api/2.0/nothing/here/."))
 
+    def test_an_address_that_cannot_be_one_is_400_and_is_no_error_of_the_region(self) -> None:
+        # Anybody can send that, so it must not fill the log with tracebacks.
+        for path, host in (("%ff/", "x"), ("", "\xff.example.com"), ("", "a..b"), ("", "x" * 300)):
+            with self.subTest(path=path, host=host):
+                response = self.ask("GET", f"things/{path}", Host=host)
+                self.assertEqual(response.status, 400)
+                self.assertEqual(response.headers.get_content_type(), "text/plain")
+                self.assertIn("Host header", response.text)
+                self.assertIsNotNone(response.headers["X-Correlation-Id"])
+        self.assertEqual(self.flushLoggedErrors(), [])
+
     def test_the_trailing_slash_may_be_left_out(self) -> None:
         self.assertEqual(self.ask("GET", "things").status, 200)
 

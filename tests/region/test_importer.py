@@ -11,7 +11,7 @@ from twisted.logger import capturedLogs
 
 from region.database import DatabaseUnavailable, Session
 from region.images.importer import LOCK_RETRY_SECONDS, SETTLE_SECONDS
-from region.images.job import ImportJob
+from region.images.job import ImportJob, JobStore
 from region.images.lock import try_lock
 from region.images.sources import SourceStore
 from region.images.steps import ImportRun
@@ -300,6 +300,16 @@ class FailingSourceTests(ImportTestCase):
         kept = [each for each in await self.generations.changes(job.generation) if each.kind == "kept"]
         self.assertIn("the connection was refused", kept[0].reason)
 
+    async def test_many_images_that_are_kept_for_one_reason_are_one_line_in_the_log(self) -> None:
+        await self.add_source()
+        await self.publish(*(image(f"release-{number}") for number in range(40)))
+        self.reader.fail("the connection was refused")
+        with capturedLogs() as events:
+            await self.import_now()
+        [line] = [text for text in text_of(events) if ": kept " in text]
+        self.assertIn("release-0 ", line)
+        self.assertIn(" and 37 more: ", line)
+
     async def test_an_import_that_could_read_no_source_fails_and_nothing_changes(self) -> None:
         await self.add_source()
         generation = await self.publish(image())
@@ -570,6 +580,30 @@ class StoppingTests(ImportTestCase):
         self.assertIn("the connection that held the import's lock was lost", job.outcome)
         self.assertEqual((await self.import_now()).state, "done")
         self.assertEqual(await self.manifest(), Manifest([image(version="20260201")]))
+
+    async def test_a_database_without_room_ends_the_import_with_that_reason_and_without_a_traceback(self) -> None:
+        await self.add_source()
+        await self.publish(image())
+        save = JobStore.save
+
+        async def full(store: JobStore, connection: Any, job: ImportJob) -> None:
+            if job.state == "publishing":
+                await connection.execute("DO $$ BEGIN RAISE 'no space left' USING ERRCODE = 'disk_full'; END $$")
+            await save(store, connection, job)
+
+        self.reader.offer(self.fetcher.know(image(version="20260201")))
+        patched = self.patch(JobStore, "save", full)
+        self.importer.start()
+        job_id = await self.importer.request()
+        await self.importer.when_idle()
+        patched.restore()
+        self.clock.advance(1)
+        job = await self.end_of(job_id)
+        self.assertEqual(job.state, "failed")
+        self.assertIn("no space left", job.outcome)
+        self.assertNotIn("lost", job.outcome)
+        self.assertEqual(await self.manifest(), Manifest([image()]))
+        self.assertEqual((await self.import_now()).state, "done")
 
     async def test_losing_the_lock_while_fetching_stops_the_fetch(self) -> None:
         sessions: list[int] = []

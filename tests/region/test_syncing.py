@@ -6,6 +6,7 @@ from typing import Any
 
 from attrs import frozen
 from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.syncing import SyncDriver, describe
@@ -69,6 +70,22 @@ class SyncDriverTests(SynchronousTestCase):
     def test_a_rack_that_is_behind_is_told_where_to_fetch_what(self) -> None:
         self.assertTrue(self.driver().consider("r"))
         self.assertEqual(self.link.asked, [{"generation": 1, "digest": ONE.digest, "url": "http://*:1/s"}])
+
+    def test_a_sync_that_failed_is_an_error_in_the_log_and_any_other_end_is_not(self) -> None:
+        for outcome, reason, level in (
+            ("failed", "1 of 9 files could not be fetched", "error"),
+            ("synced", "", "info"),
+        ):
+            with self.subTest(outcome=outcome), capturedLogs() as events:
+                self.setUp()
+                self.driver().consider("r")
+                self.link.waiting[0].callback(Answered({"outcome": outcome, "reason": reason}))
+                [event] = events
+                self.assertEqual(event["log_level"].name, level)
+                text = formatEvent(event)
+                self.assertIn(f"generation 1 ended: {outcome}", text)
+                self.assertIn(reason, text)
+                self.assertEqual(text, text.strip())
 
     def test_a_rack_in_step_is_not_told(self) -> None:
         self.holds(ONE)

@@ -531,6 +531,18 @@ class MergeTests(ProductsCase):
         self.assertEqual([offer.image.version for offer in images], ["20270101"])
         self.assertEqual(len(problems), 1)
 
+    def test_one_product_name_for_two_images_breaks_both(self) -> None:
+        def twice(text: str) -> str:
+            product = json.dumps({**self.product, "release": "zesty"})
+            return text.replace('"products": {', f'"products": {{"{self.name}": {product}, ', 1)
+
+        read = self.read(edit=twice)
+        self.assertEqual(read.images, ())
+        self.assertEqual({entry.key and entry.key.release for entry in read.broken}, {"noble", "zesty"})
+        [problem] = read.problems
+        self.assertEqual((problem.severity, problem.product), ("error", self.name))
+        self.assertIn("listed more than once", problem.reason)
+
     @settings(deadline=None)
     @given(st.data())
     def test_the_order_of_the_offers_does_not_matter(self, data: st.DataObject) -> None:

@@ -65,7 +65,7 @@ class Connection:
         if body or method in ("POST", "PUT"):
             given.setdefault("Content-Length", str(len(body)))
         head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
-        self.write(f"{method} {uri} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        self.write(f"{method} {uri} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body)
 
     def hang_up(self) -> None:
         """Close the connection."""

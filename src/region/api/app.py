@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from klein import Klein
+from klein.resource import KleinResource
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.web.iweb import IRequest
+from werkzeug.exceptions import BadHost
 from werkzeug.exceptions import NotFound as NoSuchPath
 
 from region.api import descriptions
@@ -63,7 +65,7 @@ class Api:
 
     def resource(self) -> Any:
         """The resource for a twisted.web site."""
-        return self._app.resource()
+        return _Addressed(self._app, self._no_address)
 
     def _route(self, path: str, table: Mapping[tuple[str, str | None], Operation]) -> None:
         def called(request: IRequest, **names: str) -> Deferred[bytes]:
@@ -72,6 +74,10 @@ class Api:
         called.__name__ = path
         rule = re.sub(r"\{(\w+)\}", r"<\1>", path)
         self._app.route(rule, endpoint=path, strict_slashes=False)(called)
+
+    def _no_address(self, request: Any) -> bytes:
+        message = "The request's path is not percent-encoded UTF-8, or its Host header is not the name of a host."
+        return self._write(request, text(message, 400), _new_id())
 
     def _no_such_path(self, request: Any, failure: object) -> bytes:
         path = request.path.decode("utf-8", "replace")
@@ -198,6 +204,21 @@ class Api:
         for name, value in headers.items():
             request.responseHeaders.setRawHeaders(name, [value])
         return reply.body
+
+
+class _Addressed(KleinResource):
+    """Refuses what is no address, which Klein takes for an error of the region and logs with a traceback."""
+
+    def __init__(self, app: Klein, refuse: Callable[[Any], bytes]) -> None:
+        super().__init__(app)
+        self._refuse = refuse
+
+    def render(self, request: Any) -> Any:
+        try:
+            b"/".join((request.getRequestHostname(), *request.prepath, *request.postpath)).decode("utf-8")
+            return super().render(request)
+        except (UnicodeDecodeError, BadHost):
+            return self._refuse(request)
 
 
 def _body(request: Any) -> bytes:

@@ -105,7 +105,7 @@ class Importer:
         self._sources.listen(self._edited)
         self._database.listen(CANCEL_CHANNEL, self._cancel_notified)
         if self._interval:
-            self._timer.start(self._interval, now=False)
+            self._timer.start(self._interval, now=False).addErrback(_log_failure)
         if self._at_start:
             self._want("start")
         self._wake()
@@ -287,8 +287,10 @@ class Importer:
                 try:
                     await run.run()
                 except DatabaseUnavailable as error:
-                    lost = "the database cannot be used" if session.alive else "the import's lock was lost with its connection"
-                    self._reasons[job.id] = f"{lost}: {error}"
+                    if session.alive:
+                        self._reasons[job.id] = str(error)
+                    else:
+                        self._reasons[job.id] = f"the connection that held the import's lock was lost: {error}"
                     raise
                 except Exception as error:
                     self._reasons[job.id] = f"an error of the region's own, {type(error).__name__}: {error}"

@@ -44,6 +44,10 @@ PING_SECONDS: Final = 15.0
 """How often that session is used while there is nothing to write, so that its loss is noticed."""
 
 
+SHOWN: Final = 3
+"""How many images that changed for the same reason are named in the log; the generation's changes have them all."""
+
+
 class Reader(Protocol):
     """What reads a source; :class:`region.upstream.reader.SourceReader` is one."""
 
@@ -300,11 +304,15 @@ class ImportRun:
         await self._parts.jobs.add_problems(self._session, self.job.id, new)
 
     def _log_changes(self, generation: Generation, changes: Sequence[Change]) -> None:
+        """Log them, those of one kind for one reason together: a source that is away keeps hundreds of images."""
+        alike: dict[tuple[str, str], list[str]] = {}
         for change in changes:
-            (log.debug if change.kind == "added" else log.info)(
-                "Generation {number}: {kind} {image} {version}: {reason}",
-                number=generation.number, kind=change.kind, image=str(change.image.key),
-                version=change.image.version, reason=change.reason,
+            alike.setdefault((change.kind, change.reason), []).append(f"{change.image.key} {change.image.version}")
+        for (kind, reason), names in alike.items():
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            (log.debug if kind == "added" else log.info)(
+                "Generation {number}: {kind} {images}: {reason}",
+                number=generation.number, kind=kind, images=", ".join(names[:SHOWN]) + more, reason=reason,
             )  # fmt: skip
 
     def _progressed(self, progress: Progress) -> None:

@@ -66,8 +66,10 @@ def read_products(payload: bytes, *, sha256: str, root: str, content_id: str, so
     read = _Reader(source, root, content_id, top, aliases)
     repeats = products.repeats if isinstance(products, Repeated) else {}
     for product in sorted(products):
+        before = len(read.images)
         for tree in repeats.get(product, [products[product]]):
             read.product(product, tree)
+        read.require_one(product, before)
     return ProductsRead(
         content_id,
         updated,
@@ -118,6 +120,17 @@ class _Reader:
                 reason = f"{error.file}: {error}" if error.file else str(error)
                 self.broken.append(Broken(self._content_id, product, version, _key(known), reason))
                 self.problems.append(Problem("error", self._source.name, product, version, error.file, str(error)))
+
+    def require_one(self, product: str, before: int) -> None:
+        """Refuse what was read since ``before`` if it is several images: the one name would say which of neither."""
+        found = [offer.image for offer in self.images[before:]]
+        names = sorted({str(image.key) for image in found})
+        if len(names) < 2:
+            return
+        del self.images[before:]
+        reason = f"it is listed more than once, as {' and as '.join(names)}"
+        self.broken += [Broken(self._content_id, product, image.version, image.key, reason) for image in found]
+        self.problems.append(Problem("error", self._source.name, product, found[0].version, "", reason))
 
     def _attributes(self, product: str, tree: object, *version: str) -> Mapping[str, str]:
         """The text attributes of a product, or of a version of it, with what it inherits."""
