@@ -72,6 +72,10 @@ class Refused(CommandFailed):
             return None
 
 
+SIGN: Final = "X-MAAS-API-Hash"
+"""A header that every answer of a region's API has. What has it not is another server, whatever it says."""
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *arguments: Any) -> None:
         return None
@@ -131,6 +135,10 @@ class Client:
         request = urllib.request.Request(url, body, headers, method=method)
         try:
             with _opener.open(request, timeout=self.timeout) as response:
+                if SIGN not in response.headers:
+                    raise CommandFailed(
+                        f"{url} answered, but not as a Stanchion region does: is the address right?", Status.UNREACHABLE
+                    )
                 document = _decoded(url, response.headers.get_content_type(), _read(response))
                 return Answer(document, dict(response.headers))
         except urllib.error.HTTPError as error:

@@ -69,7 +69,8 @@ class RegionServer:
                 data = (told.document if is_text else json.dumps(told.document)).encode()
                 self.send_response(told.status)
                 headers = {"Content-Type": "text/plain; charset=utf-8" if is_text else "application/json"}
-                headers |= {"Content-Length": str(len(data)), **told.headers}
+                headers |= {"Content-Length": str(len(data)), "X-MAAS-API-Hash": "x", **told.headers}
+                headers = {name: value for name, value in headers.items() if value}
                 for name, value in headers.items():
                     self.send_header(name, value)
                 self.end_headers()

@@ -95,6 +95,14 @@ class TestClient(SynchronousTestCase):
         self.assertIn("answered with JSON that is none", str(error))
         self.assertEqual(error.status, Status.UNREACHABLE)
 
+    def test_another_server_is_not_taken_for_a_region_whatever_it_answers(self):
+        documents: list[object] = [[], {}, "<html>welcome</html>"]
+        for document in documents:
+            self.region.answers["GET", "a/"] = Told(document, headers={"X-MAAS-API-Hash": ""})
+            error = self.assertRaises(CommandFailed, self.client.get, "a/")
+            self.assertIn("not as a Stanchion region does", str(error))
+            self.assertEqual(error.status, Status.UNREACHABLE)
+
     def test_a_key_without_three_parts_is_refused_before_it_is_sent(self):
         for key in ("a:b", "a:b:c:d", "a::c", "abc"):
             with self.subTest(key):
