@@ -223,9 +223,10 @@ class Connection(amp.AMP):
                 self.cut(f"{self._unread} bytes wait, which it does not read")
 
     def pauseProducing(self) -> None:
-        """The peer reads too slowly: from now on, what is written is counted."""
-        self._choked = True
-        self._unread = 0
+        """The peer reads too slowly: from now on, what is written is counted. TCP says so at every write."""
+        if not self._choked:
+            self._choked = True
+            self._unread = 0
 
     def resumeProducing(self) -> None:
         """The peer has read everything."""

@@ -33,8 +33,9 @@ MAX_UNREAD: Final = 16 * MIB
 MAX_ANONYMOUS_UNREAD: Final = 256 * KIB
 """The same for a peer that has not shown who it is."""
 
-MAX_STRANGERS: Final = 256
-"""Connections that have shown no certificate, or not yet. How long each may take is in :mod:`rpc.protocol`."""
+MAX_STRANGERS: Final = 1024
+"""Connections that have shown no certificate, or not yet: a thousand racks that come back at once fit. How long each
+may take is in :mod:`rpc.connection`."""
 
 MAX_LINKS: Final = 4
 """Links that one rack may have with one process. One is what it needs; the others are those that it has lost, perhaps

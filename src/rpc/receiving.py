@@ -95,7 +95,8 @@ class Receiver(Protocol):
         self._pending = []
         self._waiting = 0
         self._consuming = True
-        maybeDeferred(self._consume, data).addCallbacks(self._consumed, self._refused)
+        taken = maybeDeferred(self._consume, data).addCallbacks(self._consumed, self._refused)
+        taken.addErrback(self._refused)  # an error of our own must end the body, not leave it waiting
 
     def _consumed(self, _result: object) -> None:
         self._consuming = False
