@@ -16,6 +16,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
 from twisted.trial.unittest import TestCase
 
+from region.sample import write_sample
+
 SECONDS = 180
 
 
@@ -142,6 +144,27 @@ class TestUp(TestCase):
         self.assertIn("stopping", up.output)
         for pid in processes:
             await gone(pid)
+
+    async def test_it_ends_with_all_that_it_started_when_nobody_reads_what_it_says(self) -> None:
+        up = self.up()
+        await up.says("region: ")
+        processes = descendants(self.pid(up))
+        up.transport.closeStdout()  # type: ignore[union-attr]  # it was started
+        up.transport.closeStderr()  # type: ignore[union-attr]  # it was started
+        self.assertEqual(await up.ended(), 128 + signal.SIGPIPE)
+        for pid in processes:
+            await gone(pid)
+
+    async def test_what_is_said_of_a_source_that_it_knows_already_is_done(self) -> None:
+        stream = self.root / "stream"
+        write_sample(stream)
+        for release, without_slash in (("alpha", True), ("beta", False)):
+            url = stream.as_uri() + ("" if without_slash else "/")
+            up = self.up(url, "--allow-unsigned", "--select", f"sample/{release}", "--then-stop")
+            self.assertEqual(await up.ended(), 0, up.output)
+            self.assertIn("1 of 1 releases can be deployed", up.output)
+            self.assertNotIn("Ctrl-C here", up.output)
+        self.assertIn("published generation 2: 2 added, 2 removed", up.output)
 
     async def test_the_death_of_a_daemon_is_said_and_ends_the_other(self) -> None:
         for name in ("region", "rack"):

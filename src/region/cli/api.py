@@ -129,6 +129,23 @@ def add_source(client: Client, url: str, trust: Fields, selections: Sequence[Sel
     return source
 
 
+def update_source(client: Client, source_id: int, trust: Fields, selections: Sequence[Selection]) -> None:
+    """Have a source that there is trusted as ``trust`` says and, unless they are none, exactly these selections."""
+    client.put(f"boot-sources/{source_id}/", trust)
+    path = f"boot-sources/{source_id}/selections/"
+    if not selections:
+        return
+    wanted = {(selection.os, selection.release): selection for selection in selections}
+    kept = {(one["os"], one["release"]): one["id"] for one in client.get(path)}
+    for name, selection in wanted.items():
+        if name in kept:
+            client.put(f"{path}{kept[name]}/", selection.fields)
+        else:
+            client.post(path, selection.fields)
+    for name in kept.keys() - wanted.keys():
+        client.delete(f"{path}{kept[name]}/")
+
+
 def start_import(client: Client) -> int:
     """Ask for an import; its id."""
     answer = client.request("POST", "boot-resources/", {"op": "import"}, {})

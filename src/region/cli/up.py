@@ -33,7 +33,7 @@ from twisted.logger import (
 )
 
 from region.cli import progress
-from region.cli.api import Selection, add_source, ask, source_url, start_import, trust_fields
+from region.cli.api import Selection, add_source, ask, source_url, start_import, trust_fields, update_source
 from region.cli.processes import Daemon, run_command
 from region.cli.state import Ports, State, choose_ports, lock_state, open_state, write_settings
 from region.sample import write_sample
@@ -55,7 +55,7 @@ UNSIGNED: Final[Fields] = {"allow_unsigned": "true"}
 
 @frozen
 class Wanted:
-    """What the command line asks for. ``source`` None is the sample."""
+    """What the command line asks for. ``source`` None is the sample; no ``selections`` are all, or what there is."""
 
     state: State
     listen: str
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     lock = lock_state(state)
     if note:
         write(note)
-    selections = tuple(arguments.select) or (Selection(),)
+    selections = tuple(arguments.select)
     wanted = Wanted(state, arguments.listen, source, trust, selections, arguments.proxy, arguments.then_stop)
     try:
         return _under_reactor(wanted)
@@ -96,6 +96,7 @@ def _under_reactor(wanted: Wanted) -> int:
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
     up = Up(reactor, wanted)
     result: list[int] = []
+    unheard: list[OSError] = []
 
     def begin() -> None:
         done = Deferred.fromCoroutine(up.main())
@@ -104,11 +105,16 @@ def _under_reactor(wanted: Wanted) -> int:
         done.addBoth(finished)
 
     def finished(outcome: Any) -> None:
-        result.append(up.status_of(outcome))
-        reactor.callLater(0, reactor.stop)
+        reactor.callLater(0, reactor.stop)  # first: it ends also if what it came to can be told to nobody
+        try:
+            result.append(up.status_of(outcome))
+        except OSError as error:
+            unheard.append(error)
 
     reactor.callWhenRunning(begin)
     reactor.run()
+    if unheard:
+        raise BrokenPipeError from unheard[0]
     return result[0] if result else Status.INTERRUPTED
 
 
@@ -156,9 +162,14 @@ class Up:
             done.cancel()
 
     def status_of(self, outcome: Any) -> int:
-        """The exit status for what ``main`` came to, after saying why if it failed."""
+        """The exit status for what ``main`` came to, after saying why if it failed.
+
+        :raises OSError: if nobody reads what is said: the terminal is gone, or the program behind the pipe.
+        """
         if isinstance(outcome, int):
             return outcome
+        if outcome.check(BrokenPipeError):
+            outcome.raiseException()
         if outcome.check(CommandFailed):
             complain(str(outcome.value))
             return int(outcome.value.status)
@@ -181,9 +192,14 @@ class Up:
         job = await self._import(client)
         answer = await self._until_in_step(client)
         self._is_up = True
-        write(_welcome(client.profile, answer, state))
+        write(_welcome(client.profile, answer, state, self.wanted.then_stop))
         if not progress.succeeded(job):
-            complain("not all that was selected could be imported: see above; what could is there")
+            complain(
+                "not all that was selected could be imported: see above; what could is there "
+                "(`stanchion sources` shows and changes what is selected)"
+            )
+        if not answer["releases"]:
+            complain("nothing that was selected is a release; `stanchion sources` shows what is selected")
         if not self.wanted.then_stop:
             await Deferred()  # until Ctrl-C, or until a daemon ends
 
@@ -205,9 +221,7 @@ class Up:
 
     async def _start(self, name: str, settings: Path, sockets: Path, seconds: float) -> None:
         write(f"the {name} starts …")
-        daemon = Daemon(
-            self.reactor, name, self.wanted.state.log(name), lambda status: write(f"  {name}: {safe(status)}")
-        )
+        daemon = Daemon(self.reactor, name, self.wanted.state.log(name), lambda status: self._show(name, status))
         self._daemons.append(daemon)
         socket = sockets / f"{name}-{len(self._daemons)}"
         daemon.start([name, "--config", str(settings)], socket, self.wanted.state.root)
@@ -215,6 +229,14 @@ class Up:
         ready.addTimeout(seconds, self.reactor, lambda result, after: _too_late(daemon, after))
         await ready
         daemon.end().addCallback(self._has_ended)
+
+    def _show(self, name: str, status: str) -> None:
+        """Show what a daemon says that it does. If nobody reads that any more, stop, as at Ctrl-C."""
+        try:
+            write(f"  {name}: {safe(status)}")
+        except OSError:
+            if self._working is not None:
+                self._working.cancel()
 
     def _has_ended(self, why: str) -> None:
         if self._is_stopping or self._died:
@@ -283,11 +305,15 @@ class Up:
         await run_command(self.reactor, "rack", "join", *rack, json.loads(made)["token"])
 
     async def _add_source(self, client: Client, url: str) -> None:
+        """Have the source as the command line says: the trust that it names, and the selections if it names any."""
         known = await self._in_thread(client.get, "boot-sources/")
-        if any(source["url"] == url for source in known):
-            return
-        write(f"adding the source {safe(url)}")
-        await self._in_thread(add_source, client, url, self.wanted.trust, self.wanted.selections)
+        same = [source for source in known if source["url"].rstrip("/") == url.rstrip("/")]
+        if not same:
+            write(f"adding the source {safe(url)}")
+            selections = self.wanted.selections or (Selection(),)
+            await self._in_thread(add_source, client, url, self.wanted.trust, selections)
+        elif self.wanted.source is not None:
+            await self._in_thread(update_source, client, same[0]["id"], self.wanted.trust, self.wanted.selections)
 
     async def _import(self, client: Client) -> Any:
         job_id = await self._in_thread(start_import, client)
@@ -303,7 +329,11 @@ class Up:
             display.close()
         write(progress.summary(job))
         if job["state"] != "done":
-            raise CommandFailed("the import did not end well; the region's log has more", Status.NO)
+            raise CommandFailed(
+                f"the import {job['state']}, for the reason above; put that right and run this again "
+                f"(the log: {self.wanted.state.log('region')})",
+                Status.NO,
+            )
         return job
 
     async def _until_in_step(self, client: Client) -> Any:
@@ -349,10 +379,13 @@ def _address(listen: str, port: int) -> str:
     return f"{_url_host(listen)}:{port}"
 
 
-def _welcome(profile: Profile, answer: Any, state: State) -> str:
-    """What to say when all is up: where the API is, the key, and what to try."""
+def _welcome(profile: Profile, answer: Any, state: State, then_stop: bool) -> str:
+    """What to say when all is up: where the API is, the key, and what to try; less if it is stopped at once."""
     program = _program()
     names = [entry["name"] for entry in answer["releases"] if entry["state"] == "deployable"]
+    came_up = f"Stanchion is up: {len(names)} of {len(answer['releases'])} releases can be deployed."
+    if then_stop:
+        return f"\n{came_up}\nstopping, as it was asked to (--then-stop); the state is kept in {state.root}"
     tries = [f"{program} releases"]
     if names:
         tries.append(f"{program} why {shlex.quote(names[0])}")
@@ -361,7 +394,7 @@ def _welcome(profile: Profile, answer: Any, state: State) -> str:
         tries.insert(0, f"export STANCHION_PROFILE={shlex.quote(str(state.profile))}")
     lines = [
         "",
-        f"Stanchion is up: {len(names)} of {len(answer['releases'])} releases can be deployed.",
+        came_up,
         "",
         f"  API    {profile.url}/MAAS/api/2.0/",
         f"  key    {profile.key}",
