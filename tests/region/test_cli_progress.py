@@ -98,6 +98,11 @@ class TestProgress(SynchronousTestCase):
             "import 7 done: published generation 3\n  error: com.x:noble 20260101 squashfs: its sha256 is wrong",
         )
 
+    def test_a_reason_that_is_the_outcome_already_is_not_said_twice(self):
+        job = {**JOB, "state": "failed", "outcome": f"1 error: {PROBLEM['reason']}", "problems": [PROBLEM]}
+        self.assertEqual(progress.summary(job), f"import 7 failed: 1 error: {PROBLEM['reason']}")
+        self.assertEqual(progress.summary({**job, "problems": [PROBLEM, PROBLEM]}).count("\n"), 2)
+
     def test_an_import_succeeded_only_if_it_is_done_and_without_an_error(self):
         warning = {**PROBLEM, "severity": "warning"}
         self.assertTrue(progress.succeeded({**JOB, "state": "done", "problems": [warning]}))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.cli import imports, progress
-from region.cli.api import Selection, parse_selection
+from region.cli.api import Selection, parse_selection, update_source
 from region.cli.sources import _one
 from rpc.client import Client, Unreachable
 from rpc.profile import Profile
@@ -55,7 +55,9 @@ class TestSources(CommandCase):
         status, output, _ = self.stanchion(
             "sources", "add", "http://s/", "--allow-unsigned", "--select", "ubuntu/noble:amd64", "--select", "centos"
         )
-        self.assertEqual((status, output), (0, "source 1 is added; `stanchion import` imports from it now\n"))
+        self.assertEqual(
+            (status, output), (0, "source 1 is added; `stanchion import` imports now, and shows how it goes\n")
+        )
         self.assertEqual(
             self.region.seen[0].form, {"url": ["http://s/"], "priority": ["1"], "allow_unsigned": ["true"]}
         )
@@ -70,6 +72,29 @@ class TestSources(CommandCase):
         self.assertEqual(status, 2)
         self.assertIn("os: bad", errors)
         self.assertEqual(self.region.seen[-1].method, "DELETE")
+
+    def test_a_source_that_there_is_gets_the_trust_and_exactly_the_selections_that_are_named(self):
+        path = "boot-sources/1/selections/"
+        self.region.answers["PUT", "boot-sources/1/"] = SOURCE
+        self.region.answers["GET", path] = [
+            {"id": number, "os": "ubuntu", "release": release, **ANY}
+            for number, release in ((5, "jammy"), (6, "noble"))
+        ]
+        self.region.answers["PUT", f"{path}6/"] = {}
+        self.region.answers["POST", path] = Told({}, 201)
+        self.region.answers["DELETE", f"{path}5/"] = Told("", 204)
+        client = Client(Profile(self.region.url, "a:b:c"))
+        update_source(client, 1, {"keyring_data": "QQ=="}, [Selection("ubuntu", "noble"), Selection("centos")])
+        self.assertEqual(self.region.seen[0].form, {"keyring_data": ["QQ=="]})
+        self.assertEqual(
+            [(seen.method, seen.path) for seen in self.region.seen[1:]],
+            [("GET", path), ("PUT", f"{path}6/"), ("POST", path), ("DELETE", f"{path}5/")],
+        )
+
+    def test_a_source_keeps_its_selections_where_none_are_named(self):
+        self.region.answers["PUT", "boot-sources/1/"] = SOURCE
+        update_source(Client(Profile(self.region.url, "a:b:c")), 1, {"allow_unsigned": "true"}, [])
+        self.assertEqual([seen.method for seen in self.region.seen], ["PUT"])
 
     def test_the_keyring_itself_is_sent(self):
         keyring = Path(self.mktemp())
@@ -179,6 +204,12 @@ class TestImport(CommandCase):
     def test_an_answer_that_does_not_say_which_import_began_is_an_error(self):
         self.region.answers["POST", "boot-resources/"] = "Import of boot resources started"
         self.assertEqual(self.stanchion("import")[0], 3)
+
+    def test_what_does_not_run_is_not_said_to_be_stopped(self):
+        self.region.answers["GET", "boot-resources/"] = (False, True)
+        self.region.answers["POST", "boot-resources/"] = "Import of boot resources is being stopped"
+        self.assertEqual(self.stanchion("import", "--stop")[:2], (0, "no import is running, and none is queued\n"))
+        self.assertEqual(self.stanchion("import", "--stop")[:2], (0, "Import of boot resources is being stopped\n"))
 
     def test_the_last_imports_are_listed(self):
         self.region.answers["GET", "import-jobs/"] = [JOB, JOB | {"id": 11, "state": "failed", "outcome": "no space"}]

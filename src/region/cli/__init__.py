@@ -158,7 +158,7 @@ examples:
   stanchion sources select 1 ubuntu/jammy
   stanchion sources unselect 1 ubuntu/jammy
   stanchion sources remove 1
-The next import follows a change (stanchion import).""",
+The region imports by itself in a moment after a change; `stanchion import` does it now, and shows how it goes.""",
         parents=[connection],
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action")

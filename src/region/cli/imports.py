@@ -108,7 +108,10 @@ def _list(arguments: argparse.Namespace, client: Client) -> int:
 
 
 def _stop(arguments: argparse.Namespace, client: Client) -> int:
-    answer = client.post("boot-resources/", op="stop_import")
+    if not client.get("boot-resources/", op="is_importing"):
+        answer = "no import is running, and none is queued"
+    else:
+        answer = client.post("boot-resources/", op="stop_import")
     if arguments.json:
         write_json({"answer": answer})
     else:

@@ -116,9 +116,15 @@ def ended(job: Mapping[str, Any]) -> bool:
 
 
 def summary(job: Mapping[str, Any]) -> str:
-    """What came of ``job``, as a few lines: how it ended, then each problem with product, file and reason."""
-    lines = [f"import {job['id']} {job['state']}" + (f": {safe(str(job['outcome']))}" if job.get("outcome") else "")]
-    lines += [f"  {problem_line(problem)}" for problem in job.get("problems") or ()]
+    """What came of ``job``, as a few lines: how it ended, then each problem with product, file and reason.
+
+    The reason that an import failed may be its one problem; that is not said twice.
+    """
+    outcome = str(job.get("outcome") or "")
+    lines = [f"import {job['id']} {job['state']}" + (f": {safe(outcome)}" if outcome else "")]
+    problems = list(job.get("problems") or ())
+    if len(problems) != 1 or str(problems[0]["reason"]) not in outcome:
+        lines += [f"  {problem_line(problem)}" for problem in problems]
     return "\n".join(lines)
 
 

@@ -39,7 +39,7 @@ def add(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(source)
     else:
-        write(f"source {source['id']} is added; `stanchion import` imports from it now")
+        write(f"source {source['id']} is added; `stanchion import` imports now, and shows how it goes")
     return Status.YES
 
 
