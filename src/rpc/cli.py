@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -30,14 +31,15 @@ try it:
   stanchion why sample/alpha             why it can or cannot, rack by rack
 
 which region:
-  --url and --key, else STANCHION_URL and STANCHION_KEY, else what `stanchion login` or `up` wrote to
-  ~/.config/stanchion/profile.toml (STANCHION_PROFILE names another file)
+  --url and --key, else STANCHION_URL and STANCHION_KEY, else the file that STANCHION_PROFILE names, else the
+  `stanchion up` that runs from this directory, else what `stanchion login` wrote to ~/.config/stanchion/profile.toml
 
 exit status:
-  0  done, or the answer is yes
-  1  the answer is no: not deployable now, the import failed, there is no such thing
-  2  the command line, a settings file or the key is wrong
-  3  no answer: the region cannot be reached, failed, or cannot know at the moment
+  0    done, or the answer is yes
+  1    the answer is no: not deployable now, the import failed or had errors, there is no such thing
+  2    the command line, a settings file or the key is wrong
+  3    no answer: the region cannot be reached, failed, or cannot know at the moment
+  130  Ctrl-C
 
 `stanchion COMMAND --help` explains each command, with examples."""
 
@@ -103,6 +105,9 @@ def build_parser(modules: Sequence[str] = MODULES) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``stanchion`` with the arguments ``argv`` (default: the process's), and return the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the locale cannot show is shown as an escape
+            stream.reconfigure(errors="backslashreplace")
     parser = build_parser()
     arguments = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] | None = getattr(arguments, "run", None)

@@ -85,3 +85,11 @@ class TestProgram(SynchronousTestCase):
         self.patch(sys, "path", [str(directory), *sys.path])
         error = self.assertRaises(ModuleNotFoundError, self.build, ("broken_part",))
         self.assertEqual(error.name, "what_is_nowhere")
+
+    def test_what_the_locale_cannot_show_is_shown_as_an_escape(self):
+        written = io.BytesIO()
+        with contextlib.redirect_stdout(io.TextIOWrapper(written, "ascii")) as stream:
+            self.patch(cli, "DESCRIPTION", "a … b")
+            self.assertRaises(SystemExit, cli.main, ["--help"])
+            stream.flush()
+        self.assertIn(b"a \\u2026 b", written.getvalue())
