@@ -1,5 +1,7 @@
 """How a daemon's log looks: one line an event, from ``info`` up, with what systemd needs to know its priority.
 
+What Twisted says of its own running, where a part of ours says the same or where it means nothing to an operator, is
+left out.
 Named on the command line as ``twistd --logger rpc.logs.observer``. ``STANCHION_LOG_LEVEL=debug`` in the environment
 shows everything. Under systemd each line begins with its priority (sd-daemon(3)), and the journal has the time.
 """
@@ -14,18 +16,43 @@ from typing import IO, Any, Final
 from twisted.logger import (
     FileLogObserver,
     FilteringLogObserver,
+    ILogFilterPredicate,
     ILogObserver,
     LogLevel,
     LogLevelFilterPredicate,
+    PredicateResult,
     eventAsText,
     formatTime,
 )
+from zope.interface import implementer
 
 VARIABLE: Final = "STANCHION_LOG_LEVEL"
 
 _PRIORITIES: Final = {
     LogLevel.debug: 7, LogLevel.info: 6, LogLevel.warn: 4, LogLevel.error: 3, LogLevel.critical: 2,
 }  # fmt: skip
+
+
+_CHATTER: Final[Mapping[str, frozenset[str] | None]] = {
+    "log_legacy": None,  # which port a factory listens on
+    "twisted.web.http.HTTPChannel": None,  # which idle connection it closes
+    "twisted.scripts._twistd_unix.UnixAppLogger": frozenset({"reactor class: {reactor}."}),
+    "twisted.internet.base": frozenset({"Main loop terminated."}),
+}
+"""What is left out at ``info``: of this namespace the events with these formats, or all."""
+
+
+@implementer(ILogFilterPredicate)
+class WithoutChatter:
+    """Leaves out what :data:`_CHATTER` names."""
+
+    def __call__(self, event: Mapping[str, Any]) -> Any:
+        """Whether ``event`` is left out."""
+        namespace = event.get("log_namespace", "")
+        if namespace not in _CHATTER or event.get("log_level") is not LogLevel.info:
+            return PredicateResult.maybe
+        formats = _CHATTER[namespace]
+        return PredicateResult.no if formats is None or event.get("log_format") in formats else PredicateResult.maybe
 
 
 def level_named(name: str) -> Any:
@@ -66,5 +93,8 @@ def observer(stream: IO[str] | None = None, environment: Mapping[str, str] = os.
         raise SystemExit(f"stanchion: {error}") from error
     journal = "JOURNAL_STREAM" in environment
     writing = FileLogObserver(stream or sys.stdout, lambda event: line(event, journal=journal))
-    filtering: ILogObserver = FilteringLogObserver(writing, [LogLevelFilterPredicate(defaultLogLevel=level)])
+    predicates: list[Any] = [LogLevelFilterPredicate(defaultLogLevel=level)]
+    if level is not LogLevel.debug:
+        predicates.append(WithoutChatter())
+    filtering: ILogObserver = FilteringLogObserver(writing, predicates)
     return filtering

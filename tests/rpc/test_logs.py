@@ -12,9 +12,9 @@ from rpc.logs import observer
 
 
 class LogTests(SynchronousTestCase):
-    def written(self, write, **environment: str) -> str:
+    def written(self, write, namespace: str = "part", **environment: str) -> str:
         stream = StringIO()
-        write(Logger("part", observer=LogPublisher(observer(stream, environment))))
+        write(Logger(namespace, observer=LogPublisher(observer(stream, environment))))
         return stream.getvalue()
 
     def test_a_line_has_time_level_part_and_text(self) -> None:
@@ -25,6 +25,24 @@ class LogTests(SynchronousTestCase):
         self.assertEqual(self.written(lambda log: log.debug("x")), "")
         self.assertIn("part: x", self.written(lambda log: log.debug("x"), STANCHION_LOG_LEVEL="debug"))
         self.assertEqual(self.written(lambda log: log.info("x"), STANCHION_LOG_LEVEL="WARN"), "")
+
+    def test_what_twisted_says_of_itself_is_left_out_unless_everything_is_asked_for(self) -> None:
+        for namespace, text in (
+            ("log_legacy", "RegionSite starting on 5240"),
+            ("twisted.web.http.HTTPChannel", "Timing out client: x"),
+            ("twisted.scripts._twistd_unix.UnixAppLogger", "reactor class: {reactor}."),
+            ("twisted.internet.base", "Main loop terminated."),
+        ):
+            with self.subTest(namespace):
+                shown = text.format(reactor="x")
+                self.assertEqual(self.written(lambda log, text=text: log.info(text, reactor="x"), namespace), "")
+                self.assertIn(shown, self.written(lambda log, text=text: log.warn(text, reactor="x"), namespace))
+                everything = self.written(
+                    lambda log, text=text: log.info(text, reactor="x"), namespace, STANCHION_LOG_LEVEL="debug"
+                )
+                self.assertIn(shown, everything)
+        received = "Received SIGTERM, shutting down."
+        self.assertIn(received, self.written(lambda log: log.info(received), "twisted.internet.base"))
 
     def test_a_failure_has_its_traceback(self) -> None:
         text = self.written(lambda log: log.failure("broken", Failure(RuntimeError("why"))))

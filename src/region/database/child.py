@@ -79,7 +79,10 @@ class Child(ProcessProtocol):
         if not text:
             return
         self._last_lines.append(text)
-        if text.startswith(("FATAL:", "PANIC:")):
+        if text.startswith("FATAL:") and text.endswith("terminating connection due to administrator command"):
+            # How it stops. Where it is not wanted, the connection that is lost is reported by whoever used it.
+            log.debug("{name}: {line}", name=self._name, line=text)
+        elif text.startswith(("FATAL:", "PANIC:")):
             # Mostly a client's (a wrong role, a stop): what it means for the region, the region says itself.
             log.warn("{name}: {line}", name=self._name, line=text)
         elif text.startswith("WARNING:"):
