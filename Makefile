@@ -67,6 +67,9 @@ bench: $(READY)
 	$(BIN)/python -m bench
 
 clean:
+	@# As root the state may be elsewhere (README.rst); the program knows where.
+	-@[ ! -e $(READY) ] || rm -rf -- "$$($(BIN)/python -P -c \
+	    'import pathlib, rpc.profile; print(rpc.profile.state_directory(pathlib.Path.cwd()))')"
 	rm -rf $(VENV) .state build dist src/*.egg-info _trial_temp* .mypy_cache .ruff_cache .hypothesis
 	find src tests bench twisted -name __pycache__ -type d -prune -exec rm -rf {} +
 	find twisted -name dropin.cache -delete
