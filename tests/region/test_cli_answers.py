@@ -98,6 +98,7 @@ class TestReleases(CommandCase):
             (listing(release("a/b", "no-racks"), racks=()), 200, 3),
             (listing(number=None), 503, 3),
             (listing(), 200, 1),
+            (listing() | {"reason": "Generation 3 lists no release."}, 503, 3),
         ]:
             with self.subTest(document["releases"]):
                 self.region.answers["GET", "releases/"] = Told(document, told)
@@ -116,6 +117,10 @@ class TestReleases(CommandCase):
         output = self.stanchion("releases")[1]
         self.assertIn("nothing has been published yet", output)
         self.assertIn("no rack has joined yet", output)
+
+    def test_why_there_is_nothing_to_choose_from_is_said(self):
+        self.region.answers["GET", "releases/"] = Told(listing() | {"reason": "Generation 3 lists no release."}, 503)
+        self.assertEqual(self.stanchion("releases")[1], "Generation 3 lists no release.\n")
 
     def test_a_503_that_is_no_list_is_an_error(self):
         self.region.answers["GET", "releases/"] = Told("the database is away", 503, {"X-Correlation-Id": "c1"})

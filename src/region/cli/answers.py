@@ -35,7 +35,7 @@ def releases(arguments: argparse.Namespace) -> int:
     states = [entry["state"] for entry in document["releases"]]
     if "deployable" in states:
         return Status.YES
-    if not document["racks"] or document["generation"] is None:
+    if not document["racks"] or document["generation"] is None or document.get("reason"):
         return Status.UNREACHABLE
     return max((STATUS_OF.get(state, Status.UNREACHABLE) for state in states), default=Status.NO)
 
@@ -55,6 +55,8 @@ def _show_releases(document: Document) -> None:
         write_table(("RELEASE", "TITLE", "STATE", "ARCHITECTURES", "SUPPORT"), rows)
     elif document["generation"] is None:
         write("nothing has been published yet; `stanchion sources` shows where from, `stanchion import` gets it")
+    elif document.get("reason"):
+        write(safe(document["reason"]))
     else:
         write(f"generation {document['generation']['number']} has no release that fits")
     if not document["racks"]:
