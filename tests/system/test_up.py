@@ -145,6 +145,14 @@ class TestUp(TestCase):
         for pid in processes:
             await gone(pid)
 
+    async def test_a_signal_that_comes_twice_at_once_stops_it_in_order(self) -> None:
+        up = self.up()
+        await up.says("Ctrl-C here stops everything")
+        up.send(signal.SIGTERM)
+        up.send(signal.SIGINT)
+        self.assertEqual(await up.ended(), 0, up.output)
+        self.assertNotIn("killed", up.output)
+
     async def test_it_ends_with_all_that_it_started_when_nobody_reads_what_it_says(self) -> None:
         up = self.up()
         await up.says("region: ")

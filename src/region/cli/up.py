@@ -50,6 +50,10 @@ POLL_SECONDS: Final = 0.5
 SILENT_SECONDS: Final = 60.0
 """A rack that has not answered for so long, while it is waited for, is given up."""
 
+SAME_SIGNAL_SECONDS: Final = 1.0
+"""Signals so soon after the first ask for the same: who ends a process group reaches this process directly, and again
+through `make`, which passes SIGTERM on."""
+
 UNSIGNED: Final[Fields] = {"allow_unsigned": "true"}
 
 
@@ -129,6 +133,7 @@ class Up:
     _died: str = ""
     _is_up: bool = False
     _is_stopping: bool = False
+    _interrupted: float | None = None
 
     async def main(self) -> int:
         """Bring everything up, keep it up, stop it; the exit status."""
@@ -153,6 +158,11 @@ class Up:
 
     def interrupt(self, done: Deferred[int]) -> None:
         """Ctrl-C: stop in order. A second time: end what is still there at once."""
+        now = self.reactor.seconds()
+        if self._interrupted is None:
+            self._interrupted = now
+        elif now - self._interrupted < SAME_SIGNAL_SECONDS:
+            return
         if self._is_stopping:
             complain("ending what has not stopped yet")
             for daemon in self._daemons:
