@@ -134,6 +134,7 @@ class Up:
     _is_up: bool = False
     _is_stopping: bool = False
     _interrupted: float | None = None
+    _unheard: OSError | None = None
 
     async def main(self) -> int:
         """Bring everything up, keep it up, stop it; the exit status."""
@@ -142,6 +143,8 @@ class Up:
             self._working = Deferred.fromCoroutine(self._work(sockets))
             await self._working
         except CancelledError:
+            if self._unheard is not None:
+                raise BrokenPipeError from self._unheard
             if not self._died:
                 write("stopping …")
                 return Status.YES if self._is_up else Status.INTERRUPTED
@@ -244,7 +247,8 @@ class Up:
         """Show what a daemon says that it does. If nobody reads that any more, stop, as at Ctrl-C."""
         try:
             write(f"  {name}: {safe(status)}")
-        except OSError:
+        except OSError as error:
+            self._unheard = error
             if self._working is not None:
                 self._working.cancel()
 
