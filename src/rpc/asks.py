@@ -25,6 +25,7 @@ from rpc.failures import (
     UndeclaredError,
     Unhandled,
 )
+from rpc.metrics import CALLS
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
 
 REFERENCE: Final = b"_error_reference"
@@ -167,8 +168,11 @@ class Asks:
         ask = self._take(tag)
         if ask is None:
             return
-        if not isinstance(result, dict):
-            self._report(ask.command.__name__, tag, self._clock.seconds() - ask.started, result)
+        seconds = self._clock.seconds() - ask.started
+        if isinstance(result, dict):
+            CALLS.answered(ask.command.__name__, "out", seconds)
+        else:
+            self._report(ask.command.__name__, tag, seconds, result)
         ask.done(result)
 
 

@@ -37,6 +37,7 @@ from rpc.failures import (
 )
 from rpc.identity import Peer
 from rpc.limits import MAX_CALLS, MAX_REFUSED, answering
+from rpc.metrics import CALLS
 from rpc.outcomes import Outcome
 from rpc.reporting import UNKNOWN, FailedCall, IReporter, Reporter
 from rpc.responders import Refused, Responders
@@ -228,6 +229,7 @@ class Link(Connection):
         if len(tag) > MAX_TAG:
             raise BadBox(f"an ask whose number is {len(tag)} bytes long, of at most {MAX_TAG}")
         if name == Ping.commandName and self.peer.role != "anonymous":
+            CALLS.answered("Ping", "in", 0.0)
             self._write(_ANSWER + len(tag).to_bytes(2, "big") + tag + END)
             return
         if self._answering >= answering(self.peer.role):
@@ -256,8 +258,11 @@ class Link(Connection):
             answer = _refusal(tag, refused.code, refused.error)
         else:
             answer = _ANSWER + len(tag).to_bytes(2, "big") + tag + answer + END
-            if self.life is not Life.READY:
-                self.report(name.decode("ascii"), "in", tag, self.clock.seconds() - started, self._lost_error())
+            seconds = self.clock.seconds() - started
+            if self.life is Life.READY:
+                CALLS.answered(name.decode("ascii"), "in", seconds)
+            else:
+                self.report(name.decode("ascii"), "in", tag, seconds, self._lost_error())
         finally:
             self._answering -= 1
         if self.life is Life.READY:
@@ -278,11 +283,13 @@ class Link(Connection):
         internal: Failure | None = None,
     ) -> None:
         """Make a failed call known; ``internal`` has the traceback if the failure is this process's own."""
+        CALLS.failed(command, direction, seconds)
         self._reporter.failed(
             FailedCall(
                 command=command,
                 direction=direction,
                 peer=str(self.peer),
+                peer_role=self.peer.role,
                 peer_id=self.peer.id,
                 address=self.peer.address,
                 ask=tag.decode("ascii", "backslashreplace"),

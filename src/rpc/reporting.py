@@ -18,9 +18,9 @@ log = Logger()
 
 FAILURES: Final = Counter(
     "stanchion_rpc_failures",
-    "Calls between region and rack that failed, by command, direction (out: this process called; in: it answered) "
-    "and kind of error.",
-    ["command", "direction", "kind"],
+    "Calls between region and rack that failed, by command, direction (out: this process called; in: it answered), "
+    "the role of the peer, and the kind of error.",
+    ["command", "direction", "peer", "kind"],
 )
 
 UNKNOWN: Final = "(unknown)"
@@ -48,6 +48,7 @@ class FailedCall:
     text: str
     reference: str = ""
     failure: Failure | None = None
+    peer_role: str = ""
 
 
 _FIELDS: Final = (
@@ -71,7 +72,7 @@ class Reporter:
 
     def failed(self, call: FailedCall) -> None:
         """Log and count ``call``; with its traceback if it has one."""
-        self._counter.labels(call.command, call.direction, call.kind).inc()
+        self._counter.labels(call.command, call.direction, call.peer_role, call.kind).inc()
         if call.direction == "out":
             text = "{command} to {peer} failed after {seconds:.3f} s: {kind}: {error}"
         else:

@@ -114,7 +114,7 @@ class Case(SynchronousTestCase):
         self.results: list[Any] = []
 
     def counter(self) -> Counter:
-        return Counter("failures", "", ["command", "direction", "kind"], registry=CollectorRegistry())
+        return Counter("failures", "", ["command", "direction", "peer", "kind"], registry=CollectorRegistry())
 
     def call(self, **changes: Any) -> None:
         """Make the call; what it ends with is added to ``results``."""
@@ -167,13 +167,13 @@ class Case(SynchronousTestCase):
             for event in events:
                 self.check_fields(event, end, expected)
             counted = [
-                (sample.labels["command"], sample.labels["direction"], sample.labels["kind"], sample.value)
+                (*(sample.labels[label] for label in ("command", "direction", "peer", "kind")), sample.value)
                 for metric in self.counters[side].collect()
                 for sample in metric.samples
                 if sample.name.endswith("_total")
             ]
             name = "(unknown)" if events and events[0]["command"] == "(unknown)" else self.command.__name__
-            self.assertEqual(counted, [(name, side, error.__name__, 1.0)] if error else [])
+            self.assertEqual(counted, [(name, side, end.peer.role, error.__name__, 1.0)] if error else [])
         self.check_life(expected)
 
     def check_fields(self, event: dict[str, Any], end: Any, expected: Expected) -> None:

@@ -18,7 +18,7 @@ from rpc.testing import RecordingReporter, linked
 class ReportingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.registry = CollectorRegistry()
-        counter = Counter("failures", "", ["command", "direction", "kind"], registry=self.registry)
+        counter = Counter("failures", "", ["command", "direction", "peer", "kind"], registry=self.registry)
         self.reporter = Reporter(counter)
         self.events: list[Any] = []
         observer: Any = self.events.append
@@ -29,7 +29,9 @@ class ReportingTests(SynchronousTestCase):
         return [event for event in self.events if event["log_namespace"] == "rpc.reporting"]
 
     def count(self, command, direction, kind) -> float | None:
-        labels = {"command": command, "direction": direction, "kind": kind}
+        # The region calls ListImages and answers Register: in these tests its peer is a rack.
+        peer = "rack" if (command, direction) in (("Register", "in"), ("ListImages", "out")) else "region"
+        labels = {"command": command, "direction": direction, "peer": peer, "kind": kind}
         return self.registry.get_sample_value("failures_total", labels)
 
     def link(self, region_table, rack_table=()) -> None:
