@@ -64,12 +64,21 @@ class SyncConfig:
 
 
 @frozen
+class MetricsConfig:
+    """Where the rack's numbers can be read (``/metrics``, over plain HTTP). ``port`` 0: nowhere."""
+
+    listen: str = "127.0.0.1"
+    port: int = field(default=5241, validator=between(0, 65535))
+
+
+@frozen
 class RackConfig:
     """All settings of a rack. ``regions`` empty means the region that the rack joined."""
 
     state_directory: Path = field(default=Path("/var/lib/stanchion/rack"))
     regions: tuple[str, ...] = field(default=(), validator=_ADDRESSES)
     sync: SyncConfig = SyncConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @property
     def identity_directory(self) -> Path:
@@ -80,3 +89,8 @@ class RackConfig:
     def images_directory(self) -> Path:
         """Where the snapshots and the cached blobs are; all of it on one file system."""
         return self.state_directory / "images"
+
+    @property
+    def events_directory(self) -> Path:
+        """Where events wait until a region has them."""
+        return self.state_directory / "events"

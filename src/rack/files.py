@@ -43,6 +43,15 @@ class Files:
         """Make ``path`` a file with content ``data``."""
         path.write_bytes(data)
 
+    def append(self, path: Path, data: bytes) -> None:
+        """Add ``data`` at the end of the file ``path``, which is made if it does not exist."""
+        with path.open("ab") as file:
+            file.write(data)
+
+    def truncate(self, path: Path, size: int) -> None:
+        """Cut the file ``path`` to ``size`` bytes."""
+        os.truncate(path, size)
+
     def sync(self, path: Path) -> None:
         """Return when the file's content, or the directory's names, would survive a loss of power."""
         descriptor = os.open(path, os.O_RDONLY)

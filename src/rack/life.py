@@ -11,15 +11,23 @@ from typing import Final, Protocol
 
 from attrs import define, field, frozen
 from automat import TypeMachineBuilder
+from prometheus_client import Counter
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from rack.assignment import Assignment
-from rack.steps import SyncFailed, Syncs, SyncState
+from rack.steps import DiskFull, SyncFailed, Syncs, SyncState
 from rack.stop import CANCELLED, FAILED, SUPERSEDED, SYNCED, UNCHANGED, Stop, Stopped
+from rpc.events import DISK_FULL, SYNC_ENDED, SYNC_FAILED, SYNC_STARTED, SYNC_STOPPED
 
 log = Logger()
+
+SYNCS: Final = Counter(
+    "stanchion_syncs",
+    "Syncs that have ended, by outcome (synced, unchanged, failed, superseded, cancelled).",
+    ["outcome"],
+)
 
 FIRST_RETRY: Final = 15.0
 """Seconds until a failed sync is tried again; each further failure doubles it, up to the interval of looking again."""
@@ -50,6 +58,8 @@ class Run:
     stop: Stop = field(factory=Stop)
     state: SyncState = field(factory=SyncState)
     started: float = 0.0
+    is_told: bool = False
+    """Whether there is an event that says that it began: there is none for a look that finds everything in place."""
 
     def tell(self, result: Result) -> None:
         """Give everyone who waits the result."""
@@ -100,6 +110,7 @@ class Core:
     run: Run | None = None
     next: Run | None = None
     timer: IDelayedCall | None = None
+    last_success: float | None = None
     failures: int = 0
     failure: str = ""
     stopped: Deferred[None] = field(factory=Deferred)
@@ -116,21 +127,25 @@ class Core:
         going.addErrback(lambda reason: log.failure("The end of a sync could not be told", reason))
 
     async def _go(self, inputs: Inputs, run: Run) -> None:
-        tell, reason = inputs.succeeded, ""
+        tell, reason, kind = inputs.succeeded, "", SYNC_ENDED
         try:
             async with self.lock:
                 changed = await self.syncs.perform(
                     run.assignment, run.stop, lambda state: self._show(run, state), self.announce
                 )
             outcome = SYNCED if changed else UNCHANGED
+            self.last_success = self.clock.seconds()
         except Stopped as stopped:
-            tell, outcome, reason = inputs.halted, stopped.outcome, str(stopped)
+            tell, outcome, reason, kind = inputs.halted, stopped.outcome, str(stopped), SYNC_STOPPED
         except SyncFailed as failure:
             tell, outcome, reason = inputs.failed, FAILED, str(failure)
+            kind = DISK_FULL if isinstance(failure, DiskFull) else SYNC_FAILED
         except Exception as error:  # noqa: BLE001  # a fault of our own: it must end the sync, not the syncing
             log.failure("The sync to {assignment} met an internal error", assignment=str(run.assignment))
             tell, outcome, reason = inputs.failed, FAILED, f"internal error: {type(error).__name__}: {error}"
+            kind = SYNC_FAILED
         result = self.result(outcome, reason, run.state)
+        SYNCS.labels(outcome).inc()
         seconds = self.clock.seconds() - run.started
         said = {"assignment": str(run.assignment), "seconds": round(seconds, 3), "outcome": outcome,
                 "files": result.files_fetched, "bytes": result.bytes_fetched, "reason": reason}  # fmt: skip
@@ -139,10 +154,17 @@ class Core:
             log.error(ended + " {reason}", **said)
         else:
             log.info(ended + (" {reason}" if reason else ""), **said)
+        if run.is_told or outcome in (FAILED, SYNCED):
+            files, size = result.files_fetched, result.bytes_fetched
+            fetched = f"{outcome} after {seconds:.1f} s, {files} files and {size} bytes fetched"
+            self.syncs.happened(kind, f"Sync to {run.assignment}: {fetched}. {reason}".rstrip())
         tell(result)
 
     def _show(self, run: Run, state: SyncState) -> None:
         run.state = state
+        if state.step != "checking" and not run.is_told:
+            run.is_told = True
+            self.syncs.happened(SYNC_STARTED, f"Sync to {run.assignment} from {run.assignment.url}.")
 
     def result(self, outcome: str, reason: str = "", state: SyncState | None = None) -> Result:
         """A result that says what is held now."""

@@ -6,7 +6,7 @@ while a sync is under way, also at intervals. Of several changes in a row only t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -75,6 +75,7 @@ class RegionLinks:
         self._wire = RackWire(synchroniser)
         self.responders = self._wire.responders()
         self._told: dict[Link, _Told] = {}
+        self._registered: list[Callable[[Link, str], object]] = []
         self._services: list[Reconnecting] = []
         self._ticking = LoopingCall(self._tick)
         self._ticking.clock = clock
@@ -93,6 +94,15 @@ class RegionLinks:
             service.startService()
         self._start_ticking()
 
+    def on_registered(self, listener: Callable[[Link, str], object]) -> None:
+        """Call ``listener`` with the link and the region's name whenever the rack has registered. It must not raise."""
+        self._registered.append(listener)
+
+    @property
+    def up(self) -> int:
+        """How many regions the rack is registered with at this moment."""
+        return len(self._told)
+
     def make(self) -> Link:
         """A fresh link's rack end."""
         return Link(self.responders, clock=self._clock)
@@ -107,6 +117,8 @@ class RegionLinks:
         told = self._told[link] = _Told(link, self._wire, self._clock)
         link.on_lost(self._lost)
         told.tell()
+        for listener in self._registered:
+            listener(link, answer["region"])
         # What could not be fetched a while ago may be there now.
         self._synchroniser.look_again()
 

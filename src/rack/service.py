@@ -8,18 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from typing import Any, Final
 
+from prometheus_client import REGISTRY
 from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, maybeDeferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort
+from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from rack.assignment import AssignmentFile
 from rack.config import RackConfig
+from rack.eventfile import EventFile
+from rack.events import Events
 from rack.identity import Identity
 from rack.inspection import SnapshotError
 from rack.link import RegionLinks
+from rack.metrics import RackMetrics
 from rack.snapshots import SnapshotStore
 from rack.steps import Syncs
 from rack.sync import Synchroniser
@@ -27,8 +35,11 @@ from rack.threads import Threads
 from rpc.blobs import BlobStore
 from rpc.certificates import expires
 from rpc.daemon import give_up
+from rpc.events import CERTIFICATE_ENDING, LINK_LOST, RACK_STARTED, RACK_STOPPED, REGISTERED
+from rpc.exposition import Metrics, metrics_site
 from rpc.fetch import Fetcher
 from rpc.notify import Notifier
+from rpc.protocol import Link
 
 log = Logger()
 
@@ -36,6 +47,8 @@ PATIENCE: Final = 2.0
 """Seconds that a sync may take to stop once the rack is stopping."""
 
 EXPIRY_WARNING: Final = timedelta(days=30)
+EXPIRY_LOOK_SECONDS: Final = 86400.0
+"""How often the rack looks whether its certificate ends soon."""
 
 
 class RackService(Service):
@@ -67,7 +80,15 @@ class RackService(Service):
         )
         syncs = Syncs(self._store, AssignmentFile(images / "assignment.json"), self._fetcher, self._threads.run)
         self._synchroniser = Synchroniser(syncs, reactor, interval=sync.interval_minutes * 60)
+        self._events = Events(EventFile(self._config.events_directory), reactor, self._threads.run)
+        self._synchroniser.on_happening(self._events.record)
         self._links = RegionLinks(reactor, self._synchroniser, self._identity.name)
+        self._links.on_registered(self._registered)
+        self._metrics = RackMetrics(self._synchroniser, self._events, lambda: self._links.up, self._certificate_end)
+        REGISTRY.register(self._metrics)
+        self._listening: IListeningPort | None = None
+        self._expiry = LoopingCall(self._look_at_certificate)
+        self._expiry.clock = reactor
         self._starting = Deferred.fromCoroutine(self._start())
         self._starting.addErrback(self._could_not_start)
 
@@ -81,20 +102,52 @@ class RackService(Service):
 
     async def _start(self) -> None:
         identity = self._identity
-        end = expires(identity.credentials.certificate)
-        if end - datetime.now(UTC) < EXPIRY_WARNING:
-            log.warn("The rack's certificate ends on {date}: join again before that.", date=f"{end:%Y-%m-%d}")
+        looking = self._expiry.start(EXPIRY_LOOK_SECONDS)
+        looking.addErrback(lambda reason: log.failure("When the certificate ends is not looked at any more", reason))
         self._notifier.status("looking through the images")
         await self._threads.run(self._store.open)
+        await self._events.open()  # only now: the store makes sure that this rack is not running already
         inventory = await self._synchroniser.recover()
+        self._listen()
         addresses = self._config.regions or (identity.region,)
         self._links.connect(self._reactor, identity, addresses)
         self._synchroniser.look_again()
+        self._events.record(
+            RACK_STARTED, f"Version {version('stanchion')}, {len(inventory.manifest.images)} images held."
+        )
         log.info(
             "Rack {rack} ({name}) serves; its regions are {regions}.",
             rack=identity.system_id, name=identity.name, regions=", ".join(addresses),
         )  # fmt: skip
         self._notifier.ready(f"{len(inventory.manifest.images)} images held; connecting to {', '.join(addresses)}")
+
+    def _certificate_end(self) -> datetime:
+        return expires(self._identity.credentials.certificate)
+
+    def _look_at_certificate(self) -> None:
+        end = self._certificate_end()
+        if end - datetime.now(UTC) < EXPIRY_WARNING:
+            log.warn("The rack's certificate ends on {date}: join again before that.", date=f"{end:%Y-%m-%d}")
+            self._events.record(CERTIFICATE_ENDING, f"The rack's certificate ends on {end:%Y-%m-%d}.")
+
+    def _registered(self, link: Link, region: str) -> None:
+        self._events.record(REGISTERED, f"Region {region} at {link.peer.address}.")
+        link.on_lost(self._lost)
+        self._events.use(link)
+
+    def _lost(self, link: Link, reason: str) -> None:
+        self._events.record(LINK_LOST, f"Region at {link.peer.address}: {reason}.")
+
+    def _listen(self) -> None:
+        """Have the metrics read. A rack that cannot listen for that serves all the same."""
+        metrics = self._config.metrics
+        if not metrics.port:
+            return
+        site = metrics_site(Metrics(self._threads.run), self._reactor)
+        try:
+            self._listening = self._reactor.listenTCP(metrics.port, site, interface=metrics.listen)
+        except CannotListenError as error:
+            log.error("The metrics cannot be read: {reason}. Set another port in [metrics].", reason=str(error))
 
     def _could_not_start(self, reason: Failure) -> None:
         if reason.check(CancelledError):
@@ -106,8 +159,13 @@ class RackService(Service):
 
     async def _stop(self) -> None:
         self._store.interrupt()
+        self._events.record(RACK_STOPPED, "The rack was told to stop.")
+        if self._expiry.running:
+            self._expiry.stop()
         await self._in_time(self._synchroniser.stop())
         for name, stop in (
+            ("the events", self._events.stop),
+            ("the metrics", self._stop_listening),
             ("the links", self._links.stop),
             ("the fetcher", self._fetcher.close),
             ("the cache", self._close_files),
@@ -127,6 +185,11 @@ class RackService(Service):
             await stop()
         except Exception:  # noqa: BLE001  # whatever one part does, the others must be stopped
             log.failure("Stopping {name} failed", name=name)
+
+    async def _stop_listening(self) -> None:
+        if self._listening is not None:
+            await maybeDeferred(self._listening.stopListening)
+        REGISTRY.unregister(self._metrics)
 
     async def _close_files(self) -> None:
         self._blobs.close()

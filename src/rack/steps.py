@@ -16,9 +16,10 @@ from twisted.logger import Logger
 
 from rack.assignment import Assignment, AssignmentFile
 from rack.inspection import Interrupted, SnapshotError
-from rack.inventory import NO_GENERATION
+from rack.inventory import NO_GENERATION, Inventory
 from rack.snapshots import SnapshotStore
 from rack.stop import CANCELLED, Stop, Stopped
+from rpc.events import DAMAGE_FOUND, Kind
 from rpc.fetch import Fetched, FetchError, FetchFailed, Progress, RunInThread, Wanted
 from rpc.manifest import InvalidManifest, Manifest, parse_manifest
 
@@ -78,6 +79,8 @@ class Syncs:
     assignments: AssignmentFile
     fetcher: Fetches
     run_in_thread: RunInThread
+    happened: Callable[[Kind, str], object] = field(default=lambda kind, description: None, init=False)
+    """Is told of what people should find in the region's events."""
     _written: Assignment | None = field(default=None, init=False)
 
     async def perform(
@@ -114,6 +117,16 @@ class Syncs:
             await self.run_in_thread(self.assignments.write, assignment)
             self._written = assignment
 
+    def tell_damage(self, inventory: Inventory) -> None:
+        """Make known which images of ``inventory`` are damaged."""
+        damaged = [str(damage) for damage in inventory.damaged]
+        for damage in damaged:
+            log.error("Damaged in generation {generation}: {damage}", generation=inventory.generation, damage=damage)
+        if damaged:
+            more = f"; and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else ""
+            text = f"Generation {inventory.generation}: {'; '.join(damaged[:_SHOWN])}{more}"
+            self.happened(DAMAGE_FOUND, text)
+
     async def _tidy(self, keep: Mapping[str, int] | None = None, *, stale_after: float | None = None) -> None:
         """Remove what is not needed any more. That this fails does not make a sync fail; it is logged."""
         options = {} if stale_after is None else {"stale_after": stale_after}
@@ -148,9 +161,7 @@ class _Sync:
         before = store.inventory
         inventory = await thread(store.recheck)
         if inventory is not before:
-            for damage in inventory.damaged:
-                log.error("Damaged in generation {generation}: {damage}", generation=inventory.generation,
-                          damage=str(damage))  # fmt: skip
+            self.syncs.tell_damage(inventory)
             self.changed()
         if inventory.holds(assignment.generation, assignment.digest):
             await self.syncs._tidy()

@@ -22,6 +22,7 @@ from rack.life import Core, Machine, Result, Run
 from rack.snapshots import SnapshotStore
 from rack.steps import Syncs
 from rack.stop import SUPERSEDED
+from rpc.events import Kind
 from rpc.fetch import RunInThread
 
 log = Logger()
@@ -54,6 +55,11 @@ class Synchroniser:
         return self._core.syncs.store.inventory
 
     @property
+    def last_success(self) -> float | None:
+        """When a sync last ended with everything in place, in seconds since the epoch; None if none did yet."""
+        return self._core.last_success
+
+    @property
     def run_in_thread(self) -> RunInThread:
         """How to run what blocks, or takes long."""
         return self._core.syncs.run_in_thread
@@ -67,6 +73,10 @@ class Synchroniser:
         """Call ``listener`` whenever the state, or what is held, has changed. It must not raise."""
         self._core.listeners.append(listener)
 
+    def on_happening(self, listener: Callable[[Kind, str], object]) -> None:
+        """Have ``listener`` told of what people should find in the region's events. It must not raise."""
+        self._core.syncs.happened = listener
+
     async def recover(self) -> Inventory:
         """Find out what is held, and what should be, after a start; to be called once, before anything else.
 
@@ -76,9 +86,7 @@ class Synchroniser:
         async with self._core.lock:
             inventory = await syncs.run_in_thread(syncs.store.recover)
             self._core.assignment = await syncs.run_in_thread(syncs.assignments.read)
-        for damage in inventory.damaged:
-            log.error("Damaged in generation {generation}: {damage}", generation=inventory.generation,
-                      damage=str(damage))  # fmt: skip
+        syncs.tell_damage(inventory)
         if inventory.generation == NO_GENERATION:
             log.info("No images are held.")
         else:

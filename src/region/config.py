@@ -87,6 +87,14 @@ class StreamConfig:
 
 
 @frozen
+class EventsConfig:
+    """How long the racks' events are kept: none longer than ``keep_days``, and no more than ``keep_rows``."""
+
+    keep_days: float = field(default=90.0, validator=at_least(0.01))
+    keep_rows: int = field(default=1_000_000, validator=at_least(1))
+
+
+@frozen
 class RegionConfig:
     """All settings of a region. ``database`` empty runs a PostgreSQL of the region's own in ``state_directory``."""
 
@@ -98,3 +106,4 @@ class RegionConfig:
     images: ImportConfig = ImportConfig()
     ask: AskConfig = AskConfig()
     stream: StreamConfig = StreamConfig()
+    events: EventsConfig = EventsConfig()

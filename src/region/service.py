@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import psycopg2
 from prometheus_client import REGISTRY
-from prometheus_client.twisted import MetricsResource
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
@@ -33,17 +32,21 @@ from region.config import RegionConfig
 from region.database import Database, DatabaseUnavailable
 from region.database.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from region.database.migrations import MigrationError, migrate
+from region.events import EventCleaner, EventStore
 from region.images.importer import Importer
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
 from region.images.stream import StreamResource
+from region.metrics import RegionMetrics
 from region.racks import RackRegistry, RackStore, watch
 from region.syncing import SyncDriver
 from region.upstream.reader import SourceReader
 from region.wire import RegionWire
 from rpc.blobs import BlobStore
+from rpc.certificates import expires
 from rpc.daemon import give_up
 from rpc.endpoints import listen_tls
+from rpc.exposition import Metrics
 from rpc.fetch import Fetcher, reactor_threads
 from rpc.identity import server_tls
 from rpc.notify import Notifier
@@ -193,6 +196,17 @@ class RegionService(Service):
             expected=view.current_digest,
             run_in_thread=run_in_thread,
         )
+        events = EventStore(database)
+        keep = config.events
+        cleaner = EventCleaner(lambda: events.forget_old(keep_days=keep.keep_days, keep_rows=keep.keep_rows), reactor)
+        cleaner.start()
+        self._stops("deleting old events", cleaner.stop)
+        metrics = RegionMetrics(
+            database, registry, generations, blobs,
+            {"region": expires(own.certificate), "authority": expires(authority.ca)}, reactor, run_in_thread,
+        )  # fmt: skip
+        REGISTRY.register(metrics)
+        self._stops("the metrics", lambda: REGISTRY.unregister(metrics))
         keys = ApiKeyStore(database)
         authenticator = Authenticator(keys, reactor)
         keys.listen(authenticator.forget)
@@ -206,6 +220,7 @@ class RegionService(Service):
             generations=generations,
             jobs=importer.jobs,
             importer=importer,
+            events=events,
             software=version("stanchion"),
         )
         generations.subscribe(syncs.published)
@@ -214,7 +229,7 @@ class RegionService(Service):
             web.tree(
                 Api(parts, authenticator, self._operations(database)).resource(),
                 StreamResource(generations, blobs, reactor),
-                MetricsResource(REGISTRY),
+                Metrics(run_in_thread, metrics.refresh),
             ),
             reactor,
         )
@@ -222,7 +237,8 @@ class RegionService(Service):
         http = reactor.listenTCP(config.http.port, site, interface=config.http.listen)
         self._stops("listening for HTTP", http.stopListening)
         http_port = http.getHost().port
-        wire = RegionWire(authority, registry, syncs, config.name, [config.stream.url] if config.stream.url else [])
+        stream_urls = [config.stream.url] if config.stream.url else []
+        wire = RegionWire(authority, registry, syncs, events, config.name, stream_urls)
         responders = wire.responders()
         listening = listen_tls(
             reactor,

@@ -1,4 +1,4 @@
-"""What the region answers to racks: enrolment, registration and reports.
+"""What the region answers to racks: enrolment, registration, reports and events.
 
 Each responder checks what it was sent, changes the stores, and only then lets other parts see it. Who may call what is
 not decided here but in the command table (:mod:`rpc.commands`).
@@ -15,18 +15,22 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from region.authority import Authority, TokenRefused
+from region.events import EventStore, NotEnrolled
 from region.racks import RackRefused, RackRegistry
 from region.syncing import SyncDriver
 from rpc.commands import (
     Enroll,
     EnrolmentRefused,
+    EventsRefused,
     Register,
     RegistrationRefused,
     ReportInventory,
     ReportRefused,
+    SendEvents,
 )
+from rpc.events import MAX_BATCH, InvalidEvent, read_event
 from rpc.manifest import is_sha256
-from rpc.protocol import Link, Responders
+from rpc.protocol import Link, NotAllowed, Responders
 from rpc.versions import agree
 
 log = Logger()
@@ -45,18 +49,31 @@ class RegionWire:
     """
 
     def __init__(
-        self, authority: Authority, registry: RackRegistry, syncs: SyncDriver, name: str, stream_urls: list[str]
+        self,
+        authority: Authority,
+        registry: RackRegistry,
+        syncs: SyncDriver,
+        events: EventStore,
+        name: str,
+        stream_urls: list[str],
     ) -> None:
         self._authority = authority
         self._registry = registry
         self._syncs = syncs
+        self._events = events
         self._name = name
         self._stream_urls = stream_urls
 
     def responders(self) -> Responders:
         """The table of what the region answers."""
         return Responders(
-            "region", {Enroll: self.enroll, Register: self.register, ReportInventory: self.report_inventory}
+            "region",
+            {
+                Enroll: self.enroll,
+                Register: self.register,
+                ReportInventory: self.report_inventory,
+                SendEvents: self.send_events,
+            },
         )
 
     async def enroll(self, link: Link, token_id: str, proof: bytes, csr: bytes, name: str) -> Mapping[str, Any]:
@@ -107,6 +124,18 @@ class RegionWire:
         )
         self._syncs.consider(link.peer.id)
         return {}
+
+    async def send_events(self, link: Link, events: Any) -> Mapping[str, Any]:
+        """Store what happened on a rack; answered when that is committed."""
+        if not isinstance(events, list) or len(events) > MAX_BATCH:
+            raise EventsRefused(f"events are sent as a list of at most {MAX_BATCH}")
+        try:
+            return {"committed": await self._events.store(link.peer.id, [read_event(each) for each in events])}
+        except InvalidEvent as error:
+            raise EventsRefused(str(error)) from error
+        except NotEnrolled as error:
+            # Not for the events to suffer: the rack keeps them.
+            raise NotAllowed(str(error)) from error
 
     def _lost(self, link: Link, reason: str) -> None:
         forgetting = Deferred.fromCoroutine(self._registry.lost(link))

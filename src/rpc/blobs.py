@@ -195,6 +195,18 @@ class BlobStore:
         finally:
             part.close()
 
+    def total_bytes(self) -> int:
+        """Bytes of all blobs together."""
+        self.prepare()
+        total = 0
+        with os.scandir(self.blobs) as entries:
+            for entry in entries:
+                try:
+                    total += entry.stat(follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue  # removed since the directory was read
+        return total
+
     def sweep(self, keep: Collection[str], *, stale_after: float = STALE, now: float | None = None) -> Swept:
         """Delete the blobs whose sha256 is not in ``keep``, and the ``.part`` files that nobody will resume.
 

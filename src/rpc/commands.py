@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from twisted.protocols import amp
 
-from rpc.arguments import KIB, Blob, Boolean, Bytes, Integer, Json, Schema, Text
+from rpc.arguments import KIB, MIB, Blob, Boolean, Bytes, Integer, Json, Schema, Text
 
 PROTOCOL_VERSION: Final = 1
 """The version of this table. Peers agree on the highest that both have, when a rack registers."""
@@ -42,6 +42,10 @@ class RegistrationRefused(DeclaredError):
 
 class ReportRefused(DeclaredError):
     """What a rack reports is no report: its values contradict each other or mean nothing here."""
+
+
+class EventsRefused(DeclaredError):
+    """Of what a rack sent as events, one is none. Nothing was stored."""
 
 
 class VersionMismatch(DeclaredError):
@@ -132,6 +136,21 @@ class ReportInventory(Command):
     answered_by = REGION
 
 
+class SendEvents(Command):
+    """Tell the region what happened on the rack; answered when that is committed.
+
+    ``events`` is a list of objects as :attr:`rpc.events.Event.document` has them, in order. ``committed`` lists the ids
+    of those that the region has for certain; the rack keeps the others, and sends them again. An event that the region
+    had already is not stored again, and is in the answer.
+    """
+
+    arguments = [(b"events", Json(1 * MIB))]
+    response = [(b"committed", Json(64 * KIB))]
+    errors = {EventsRefused: b"EVENTS_REFUSED"}
+    called_by = RACK
+    answered_by = REGION
+
+
 class ListImages(Command):
     """Ask what the rack holds right now.
 
@@ -190,7 +209,7 @@ class CancelSync(Command):
 
 
 COMMANDS: Final[tuple[type[Command], ...]] = (
-    Ping, Enroll, Register, ReportInventory, ListImages, SyncImages, SyncProgress, CancelSync,
+    Ping, Enroll, Register, ReportInventory, SendEvents, ListImages, SyncImages, SyncProgress, CancelSync,
 )  # fmt: skip
 
 BY_NAME: Final[dict[bytes, type[Command]]] = {command.commandName: command for command in COMMANDS}

@@ -43,6 +43,7 @@ class ReleasesTestCase(SynchronousTestCase):
             generations=cast(Any, self.generations),
             jobs=cast(Any, None),
             importer=cast(Any, None),
+            events=cast(Any, None),
             software="1.2.3",
         )
         api = Api(self.parts, Authenticator(Keys(), self.clock))

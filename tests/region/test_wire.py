@@ -8,10 +8,19 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.authority import EnrolledRack, TokenRefused
+from region.events import NotEnrolled
 from region.racks import RackRefused
 from region.wire import RegionWire
-from rpc.commands import EnrolmentRefused, Register, RegistrationRefused, ReportRefused, VersionMismatch
-from rpc.protocol import Peer
+from rpc.commands import (
+    EnrolmentRefused,
+    EventsRefused,
+    Register,
+    RegistrationRefused,
+    ReportRefused,
+    VersionMismatch,
+)
+from rpc.events import MAX_BATCH, Event
+from rpc.protocol import NotAllowed, Peer
 
 DIGEST = "d" * 64
 TOKEN = "0123456789abcdef"
@@ -61,6 +70,10 @@ class Fakes:
     async def report(self, *arguments: Any) -> None:
         self._call("report", *arguments)
 
+    async def store(self, rack: str, events: Any) -> list[str]:
+        self._call("store", rack, events)
+        return [event.id for event in events]
+
     async def lost(self, link: Any) -> None:
         self._call("lost", link.peer.id)
 
@@ -73,7 +86,7 @@ class WireTests(SynchronousTestCase):
     def setUp(self) -> None:
         fakes: Any = Fakes()
         self.fakes: Fakes = fakes
-        self.wire = RegionWire(fakes, fakes, fakes, "region", ["http://r/s"])
+        self.wire = RegionWire(fakes, fakes, fakes, fakes, "region", ["http://r/s"])
         self.link: Any = FakeLink()
 
     def result(self, coroutine: Any) -> Any:
@@ -145,3 +158,29 @@ class WireTests(SynchronousTestCase):
         ):  # fmt: skip
             self.assertIn("not a report", self.failure(self.report(**wrong), ReportRefused))
         self.assertEqual(self.fakes.calls, [])
+
+    def send(self, events: Any) -> Any:
+        return self.wire.send_events(self.link, events)
+
+    def test_events_are_stored_for_the_rack_that_the_link_names_and_their_ids_are_answered(self) -> None:
+        event = Event("e" * 32, 7, "Sync ended", 20, "All well.", 1e9)
+        self.assertEqual(self.result(self.send([event.document])), {"committed": [event.id]})
+        self.assertEqual(self.fakes.calls, [("store", "aaaaaa", [event])])
+
+    def test_events_that_are_none_are_refused_and_none_of_them_is_stored(self) -> None:
+        good = Event("e" * 32, 7, "Sync ended", 20, "All well.", 1e9).document
+        batches: tuple[Any, ...] = (
+            None, {"events": []}, [good] * (MAX_BATCH + 1), [good, "x"], [good | {"id": "7"}], [good | {"level": "20"}],
+            [good | {"level": 101}], [good | {"occurred": float("nan")}], [good | {"occurred": -1}],
+            [good | {"type": ""}], [good | {"description": None}], [good | {"id": "e" * 32 + "-" + "9" * 19}],
+        )  # fmt: skip
+        for wrong in batches:
+            self.assertTrue(self.failure(self.send(wrong), EventsRefused))
+        self.assertEqual(self.fakes.calls, [])
+
+    def test_the_events_of_a_rack_that_is_not_enrolled_are_not_refused_as_events_for_then_it_would_drop_them(
+        self,
+    ) -> None:
+        self.fakes.refuses = NotEnrolled("not enrolled here")
+        event = Event("e" * 32, 7, "Sync ended", 20, "All well.", 1e9)
+        self.assertEqual(self.failure(self.send([event.document]), NotAllowed), "not enrolled here")

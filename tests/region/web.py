@@ -48,7 +48,10 @@ class Connection:
     """One connection to a site that has ``resource`` at ``/MAAS/api/2.0``."""
 
     def __init__(self, resource: Any, clock: Clock) -> None:
-        site = Site(tree(resource, Resource(), Resource()), requestFactory=ApiRequest, reactor=clock)
+        self.attach(Site(tree(resource, Resource(), Resource()), requestFactory=ApiRequest, reactor=clock))
+
+    def attach(self, site: Site) -> None:
+        """Connect to ``site``, whatever it has."""
         self.protocol: Any = site.buildProtocol(cast(IAddress, None))
         self.transport = StringTransport()
         self.protocol.makeConnection(self.transport)

@@ -6,10 +6,12 @@ that did not change moves a few bytes per rack. Every ask ends in exactly one ou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Any, Final, Protocol, TypeVar
 
+import prometheus_client as metrics
 from attrs import define, frozen
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -20,7 +22,7 @@ from twisted.python.failure import Failure
 from region.answers.combine import NOTHING, Catalogue, Held, RackAnswer, Target
 from rpc.commands import ListImages
 from rpc.manifest import InvalidManifest, is_sha256, parse_manifest
-from rpc.outcomes import Answered, Failed, NotConnected, Outcome
+from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
 from rpc.rounds import ask_all
 
 T = TypeVar("T")
@@ -32,6 +34,18 @@ DEADLINE: Final = 2.0
 INLINE: Final = 4 << 10
 """Bytes of a manifest that are parsed at once (in half a millisecond; there may be 100 in a round); a larger one is
 parsed in a thread, once for all who send it."""
+
+
+ROUNDS: Final = metrics.Histogram(
+    "stanchion_ask_round_seconds", "Rounds of asking all racks what they hold, and how long each took.",
+    buckets=(0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 2.5, 5.0),
+)  # fmt: skip
+ASKED: Final = metrics.Counter(
+    "stanchion_ask_racks", "Racks asked in those rounds, by how that ended; all but answered are silent.", ["outcome"]
+)
+OUTCOMES: Final[Mapping[type, str]] = {
+    Answered: "answered", Failed: "failed", TimedOut: "timed-out", NotConnected: "not-connected",
+}  # fmt: skip
 
 
 class RackInfo(Protocol):
@@ -146,7 +160,11 @@ class Asker:
 
     async def _round(self) -> Round:
         racks = self._links.enrolled()
+        started = self._clock.seconds()
         answers = await self._gather(racks)
+        ROUNDS.observe(self._clock.seconds() - started)
+        for kind, count in Counter(type(answer.outcome) for answer in answers.values()).items():
+            ASKED.labels(OUTCOMES[kind]).inc(count)
         self._memories = {rack: memory for rack, memory in self._memories.items() if rack in self._links.enrolled()}
         return Round(answers)
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from klein import Klein
 from klein.resource import KleinResource
+from prometheus_client import Counter
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.web.iweb import IRequest
@@ -33,6 +34,8 @@ from region.images.threads import in_thread
 from rpc.fetch import RunInThread
 
 log = Logger()
+
+RESPONSES: Final = Counter("stanchion_api_responses", "Answers of the API, by HTTP status.", ["status"])
 
 DATABASE_RETRY_SECONDS: Final = 5
 INLINE: Final = 16 << 10
@@ -193,6 +196,7 @@ class Api:
 
     def _write(self, request: Any, reply: Reply, correlation: str) -> bytes:
         request.setResponseCode(reply.status)
+        RESPONSES.labels(str(reply.status)).inc()
         headers = {
             "X-Correlation-Id": correlation,
             "X-MAAS-API-Hash": descriptions.description_hash(),

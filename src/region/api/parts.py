@@ -12,6 +12,7 @@ from region.answers.asking import Asker, IRackLinks, RackInfo
 from region.answers.published import PublishedView
 from region.answers.releases import Releases
 from region.api.history import History
+from region.events import EventStore
 from region.images.job import JobStore
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
@@ -90,5 +91,6 @@ class Parts:
     generations: GenerationStore
     jobs: JobStore
     importer: IImporter
+    events: EventStore
     software: str
     history: History = field(init=False, default=Factory(lambda self: History(self.generations), takes_self=True))

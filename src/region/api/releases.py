@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from prometheus_client import Counter
 from twisted.logger import Logger
 
 from region.answers.combine import RETRY_AFTER, Answer, Answers, Policy, State, Target, overall
@@ -13,6 +14,12 @@ from region.api.operations import Call, Invalid, Parameter, Reply, invalid_choic
 from region.api.parts import Parts
 
 log = Logger()
+
+ANSWERS: Final = Counter(
+    "stanchion_release_answers",
+    "Answers to whether a release can be deployed, by state; a list counts only if nothing could be offered.",
+    ["state"],
+)
 
 STATUS: Final = {
     State.DEPLOYABLE: 200,
@@ -40,6 +47,7 @@ async def list_releases(parts: Parts, call: Call) -> Reply:
     if not answers.choices:
         # An empty list would say that nothing can ever be deployed, which nobody knows.
         nothing = answers.of(Target("", "", ""))
+        ANSWERS.labels(nothing.state.value).inc()
         _log_open("anything", nothing, call)
         return Reply(body, 503, headers=_retry(nothing.state))
     return Reply(body)
@@ -55,6 +63,7 @@ async def read_release(parts: Parts, call: Call) -> Reply:
         raise invalid_choice("distro_series", name, meant)
     os, _, release = (meant[0] if meant else f"/{name}").partition("/")
     best = overall(answers.for_release(os, release, question.arch))
+    ANSWERS.labels(best.state.value).inc()
     if best.state is State.UNKNOWN:
         raise _unknown(answers, name, question.arch)
     if best.state is not State.DEPLOYABLE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from region.api import about, images, racks, releases, sources
+from region.api import about, events, images, racks, releases, sources
 from region.api.operations import JSON, TEXT, Operation, Parameter
 
 _LIMIT: Final = Parameter("limit", "How many at most.", kind="integer", minimum=1, maximum=1000)
@@ -190,6 +190,13 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Tell one rack to fetch what is published.", op="import_boot_images",
         answers={202: "It is told.", 404: _GONE, 503: "It cannot be told; the text says why. With `Retry-After`."},
         content=TEXT,
+    ),
+    # What happened.
+    Operation(
+        "GET", "/events/", "Events", "query", events.query_events,
+        "What happened on the racks, newest first.", op="query", parameters=events.PARAMETERS,
+        answers={200: "`count`, `events`, and `prev_uri` and `next_uri`, where there are older and newer ones.",
+                 400: _WRONG},
     ),
 )  # fmt: skip
 

@@ -127,6 +127,30 @@ examples:
     action.add_argument("--forget", metavar="RACK", help="remove a rack (name or id)")
     parser = command(
         subparsers,
+        "events",
+        _later("events"),
+        "What happened on the racks: syncs, damage, full disks, lost links.",
+        epilog="""\
+Oldest first, as in a log. The time is the rack's. A rack that cannot reach its region keeps its events and sends them
+later; if there are too many for it to keep, an event says how many are lost.
+
+examples:
+  stanchion events
+  stanchion events --level warning --rack rack-2
+  stanchion events --follow
+  stanchion events --follow --json | jq -r 'select(.level == "ERROR") | .description'""",
+        parents=[connection],
+    )
+    parser.add_argument(
+        "--level", metavar="LEVEL", help="only this level and higher: debug, info (default), warning, error"
+    )
+    parser.add_argument(
+        "--rack", metavar="RACK", action="append", help="only of this rack (name or id; again for more)"
+    )
+    parser.add_argument("--limit", metavar="N", type=int, default=100, help="the newest so many (default: %(default)s)")
+    parser.add_argument("--follow", action="store_true", help="go on and show those that come; Ctrl-C ends it")
+    parser = command(
+        subparsers,
         "images",
         _later("answers", "images"),
         "Which images the region has published.",

@@ -143,6 +143,21 @@ class Database(_Statements):
         """The server and database, for people; without the password."""
         return self._target.description
 
+    @property
+    def size(self) -> int:
+        """How many connections of the pool there may be at a time."""
+        return self._size
+
+    @property
+    def in_use(self) -> int:
+        """How many of them somebody has right now."""
+        return self._size - self._free
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for one."""
+        return len(self._waiting)
+
     async def start(self) -> None:
         """Prove that the server is there and start listening. Raises :class:`DatabaseUnavailable`."""
         self._stopped = False
