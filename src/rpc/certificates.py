@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import secrets
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -121,22 +121,30 @@ def role_and_id(certificate: x509.Certificate) -> tuple[Role, str]:
     raise CertificateInvalid(f"the certificate is for {', '.join(uris) or 'nobody'}, not for a region or a rack")
 
 
-def check_issued(certificate: bytes, key: bytes, authority: bytes) -> str:
-    """The system id in a rack's ``certificate``, once it is certain that it belongs to ``key`` and ``authority``.
+def check_issued(certificate: bytes, key: bytes, authorities: bytes) -> str:
+    """The system id in a rack's ``certificate``, once it is certain that it belongs to ``key`` and is signed by one of
+    ``authorities`` (certificates in PEM, one after the other).
 
     :raises CertificateInvalid: if it does not.
     """
     issued = load_certificate(certificate)
     if issued.public_key() != _load_key(key).public_key():
         raise CertificateInvalid("the certificate that the region issued is not for this rack's key")
-    try:
-        issued.verify_directly_issued_by(load_certificate(authority))
-    except (ValueError, TypeError, InvalidSignature) as error:
-        raise CertificateInvalid("the certificate that the region issued is not signed by its authority") from error
+    if not any(is_issued_by(issued, authority) for authority in load_certificates(authorities)):
+        raise CertificateInvalid("the certificate that the region issued is not signed by its authority")
     role, system_id = role_and_id(issued)
     if role != "rack":
         raise CertificateInvalid(f"the certificate that the region issued is for a {role}, not for a rack")
     return system_id
+
+
+def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether ``authority`` has signed ``certificate``."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def fingerprint(certificate: bytes | x509.Certificate) -> str:
@@ -148,6 +156,19 @@ def fingerprint(certificate: bytes | x509.Certificate) -> str:
 def expires(certificate: bytes) -> datetime:
     """When the certificate ends, in UTC."""
     return load_certificate(certificate).not_valid_after_utc
+
+
+def moment(when: datetime) -> str:
+    """A time as people are told it: ``2026-11-30 12:00:00 UTC``."""
+    return f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def load_certificates(certificates: bytes) -> tuple[x509.Certificate, ...]:
+    """The certificates in PEM text, at least one. :raises CertificateInvalid: if there is none, or one is damaged."""
+    try:
+        return tuple(x509.load_pem_x509_certificates(certificates))
+    except ValueError as error:
+        raise CertificateInvalid(f"the certificates cannot be read: {error}") from error
 
 
 def load_certificate(certificate: bytes) -> x509.Certificate:
@@ -182,7 +203,12 @@ def write_private(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Have what was renamed in the directory ``path`` survive a power cut."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:

@@ -40,6 +40,14 @@ class RegistrationRefused(DeclaredError):
     """The region does not serve this rack: it was revoked, or is not enrolled there."""
 
 
+class AlreadyLinked(DeclaredError):
+    """The rack is linked already, and its other link is alive: two machines use one identity, or one tries twice."""
+
+
+class RenewalRefused(DeclaredError):
+    """The region does not renew this rack's certificate."""
+
+
 class ReportRefused(DeclaredError):
     """What a rack reports is no report: its values contradict each other or mean nothing here."""
 
@@ -117,7 +125,11 @@ class Register(Command):
 
     arguments = [(b"versions", Json(4 * KIB)), (b"name", Text()), (b"software", Text())]
     response = [(b"version", Integer()), (b"region", Text()), (b"stream_urls", Json(64 * KIB, optional=True))]
-    errors = {VersionMismatch: b"VERSION_MISMATCH", RegistrationRefused: b"REGISTRATION_REFUSED"}
+    errors = {
+        VersionMismatch: b"VERSION_MISMATCH",
+        RegistrationRefused: b"REGISTRATION_REFUSED",
+        AlreadyLinked: b"ALREADY_LINKED",
+    }
     called_by = RACK
     answered_by = REGION
     unregistered = True
@@ -149,6 +161,41 @@ class SendEvents(Command):
     errors = {EventsRefused: b"EVENTS_REFUSED"}
     called_by = RACK
     answered_by = REGION
+
+
+class Renew(Command):
+    """Ask for a new certificate for the rack that calls, over its registered link.
+
+    ``csr`` is a PEM certificate signing request with a fresh key. The answer has the ``certificate`` and, in ``ca``,
+    every authority that the rack is to trust from now on, all PEM. The certificate that the rack has stays good until
+    the rack has registered with the new one.
+    """
+
+    arguments = [(b"csr", Bytes())]
+    response = [(b"certificate", Bytes()), (b"ca", Bytes())]
+    errors = {RenewalRefused: b"RENEWAL_REFUSED"}
+    called_by = RACK
+    answered_by = REGION
+
+
+class Renewed(Command):
+    """Tell the region that the rack has stored a certificate that it got by ``Renew``, and will use it from now on.
+
+    ``certificate`` is its sha256, as 64 hexadecimal digits.
+    """
+
+    arguments = [(b"certificate", Text())]
+    called_by = RACK
+    answered_by = REGION
+
+
+class RenewSoon(Command):
+    """Have the rack call ``Renew`` within half a minute, because of ``reason``; answered at once."""
+
+    arguments = [(b"reason", Text())]
+    called_by = REGION
+    answered_by = RACK
+    deadline = 10.0
 
 
 class ListImages(Command):
@@ -209,7 +256,8 @@ class CancelSync(Command):
 
 
 COMMANDS: Final[tuple[type[Command], ...]] = (
-    Ping, Enroll, Register, ReportInventory, SendEvents, ListImages, SyncImages, SyncProgress, CancelSync,
+    Ping, Enroll, Register, Renew, Renewed, RenewSoon, ReportInventory, SendEvents, ListImages, SyncImages,
+    SyncProgress, CancelSync,
 )  # fmt: skip
 
 BY_NAME: Final[dict[bytes, type[Command]]] = {command.commandName: command for command in COMMANDS}

@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from rpc.failures import LinkLost
-from rpc.identity import IdentityError, Peer, address_of, channel_binding, explain, peer_of
+from rpc.identity import IdentityError, Peer, address_of, channel_binding, distrusts, explain, peer_of
 from rpc.limits import unread
 from rpc.versions import OLDEST_VERSION
 
@@ -67,6 +67,7 @@ class Connection(amp.AMP):
         self._cutter: IDelayedCall | None = None
         self._lost_at = 0.0
         self._reason = ""
+        self._distrusted = False
         self._waiting: list[Deferred[Any]] = []
         self._ready_callback: Callable[..., object] | None = None
         self._lost_callbacks: list[Callable[..., object]] = []
@@ -89,6 +90,7 @@ class Connection(amp.AMP):
         try:
             self.peer = peer_of(self.transport)
         except IdentityError as error:
+            self._distrusted = True
             self.abort(str(error))
             return
         self._ready()
@@ -186,6 +188,7 @@ class Connection(amp.AMP):
         if self._cutter is not None and self._cutter.active():
             self._cutter.cancel()
         self._cutter = None
+        self._distrusted = self._distrusted or distrusts(reason, self.transport)
         if not self._reason:
             self._reason = "closed by the peer" if reason.check(ConnectionDone) else explain(reason, self.transport)
         if was is not Life.HANDSHAKE:
@@ -207,7 +210,8 @@ class Connection(amp.AMP):
         self._timer = None
 
     def _lost_error(self) -> LinkLost:
-        return LinkLost(f"the link is lost: {self._reason}", self._lost_at or self.clock.seconds())
+        since = self._lost_at or self.clock.seconds()
+        return LinkLost(f"the link is lost: {self._reason}", since, distrusted=self._distrusted)
 
     def channel_binding(self) -> bytes:
         """32 bytes that only the two ends of this very TLS channel know (RFC 5705), for proofs to hang on."""

@@ -22,7 +22,6 @@ from twisted.internet.interfaces import (
     IStreamClientEndpoint,
 )
 from twisted.internet.protocol import Factory, Protocol
-from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -32,9 +31,8 @@ from rpc.commands import Enroll
 from rpc.failures import LinkLost
 from rpc.identity import TLS, JoinToken, enrolling_tls, prove, same_authority
 from rpc.limits import Door
+from rpc.patience import Patience, refused_delay
 from rpc.protocol import Life, Link, Responders, link_factory
-
-log = Logger()
 
 CONNECT_SECONDS: Final = 10.0
 FIRST_DELAY: Final = 1.0
@@ -104,12 +102,14 @@ class _Registered:
         make: Callable[[], Link],
         prepare: Callable[[Link], Awaitable[object]],
         up: Callable[[Link], object],
+        failed: Callable[[BaseException], object],
     ) -> None:
         self._endpoint = endpoint
         self._address = address
         self._factory = link_factory(make)
         self._prepare = prepare
         self._up = up
+        self._failed = failed
 
     def __repr__(self) -> str:
         return f"region at {self._address}"
@@ -130,7 +130,7 @@ class _Registered:
                 link.abort("the service stops")
             raise
         except Exception as error:
-            log.warn("No link with the region at {address}: {reason}", address=self._address, reason=_text(error))
+            self._failed(error)
             if link is not None:
                 link.abort(_text(error))
             raise
@@ -178,14 +178,19 @@ class Reconnecting(Service):
         *,
         clock: Any,
         retry: Callable[[int], float] = retry_delay,
+        refused: Callable[[int], float] = refused_delay,
     ) -> None:
         self.link: Link | None = None
         self.address = address
-        registered = _Registered(endpoint, address, make, prepare, self._up)
-        self._client = ClientService(registered, Factory.forProtocol(_Presence), retryPolicy=retry, clock=clock)
+        self._patience = Patience(address, retry, refused)
+        registered = _Registered(endpoint, address, make, prepare, self._up, self._patience.failed)
+        self._client = ClientService(
+            registered, Factory.forProtocol(_Presence), retryPolicy=self._patience.delay, clock=clock
+        )
 
     def _up(self, link: Link) -> None:
         self.link = link
+        self._patience.succeeded()
         link.on_lost(self._lost)
 
     def _lost(self, link: Link, reason: str) -> None:

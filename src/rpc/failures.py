@@ -82,11 +82,13 @@ class CallTimedOut(CallFailed):
 
 
 class LinkLost(CallFailed):
-    """There is no link: it ended at ``since`` (seconds since the epoch), before the answer came or the call began."""
+    """There is no link: it ended at ``since`` (seconds since the epoch), before the answer came or the call began.
+    ``distrusted``: because one end does not accept the other's certificate."""
 
-    def __init__(self, reason: str, since: float) -> None:
+    def __init__(self, reason: str, since: float, *, distrusted: bool = False) -> None:
         super().__init__(reason)
         self.since = since
+        self.distrusted = distrusted
 
 
 TRAVELLING: Final[dict[bytes, type[CallFailed]]] = {

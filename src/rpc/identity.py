@@ -14,6 +14,7 @@ import hmac
 import secrets
 import zlib
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -30,8 +31,9 @@ from rpc.certificates import (
     CertificateInvalid,
     Credentials,
     fingerprint,
-    load_certificate,
+    load_certificates,
     load_credentials,
+    moment,
     role_and_id,
 )
 from rpc.commands import Role
@@ -114,14 +116,18 @@ def _connection(transport: Any) -> SSL.Connection:
 _refusals: Final[WeakKeyDictionary[SSL.Connection, str]] = WeakKeyDictionary()
 """Why a connection's peer was refused, in words. OpenSSL itself only says that verifying failed."""
 
+_NOT_YET_VALID: Final = 9
+_EXPIRED: Final = 10
+_STRANGER: Final = (
+    "it is signed by another region's authority, or by one that is not this region's any more: join the rack again "
+    "with a new token (stanchion rack join --again)"
+)
 _PROBLEMS: Final = {
     7: "its signature is wrong",
-    9: "it is not valid yet: compare the clocks of both machines",
-    10: "it has expired: compare the clocks of both machines, or join again",
     18: "it is signed by itself, not by this region's authority",
-    19: "it is signed by another region's authority",
-    20: "it is signed by another region's authority",
-    21: "it is signed by another region's authority",
+    19: _STRANGER,
+    20: _STRANGER,
+    21: _STRANGER,
     26: "it is not meant for this end of a link",
 }
 """By OpenSSL's number (openssl-verification-options(1)); anything else is shown as that number."""
@@ -130,8 +136,16 @@ Accept = Callable[[x509.Certificate, int, int], str]
 """Given a certificate, OpenSSL's verdict (0: good) and its depth: why it is refused, or nothing if it is accepted."""
 
 
-def _verdict(error: int) -> str:
-    return _PROBLEMS.get(error, f"OpenSSL's verification error {error}") if error else ""
+def _verdict(certificate: x509.Certificate, error: int) -> str:
+    if not error:
+        return ""
+    here = f"the clock here says {moment(datetime.now(UTC))}: compare the clocks of both machines"
+    if error == _NOT_YET_VALID:
+        return f"it is not valid yet: it begins at {moment(certificate.not_valid_before_utc)}, and {here}"
+    if error == _EXPIRED:
+        end = moment(certificate.not_valid_after_utc)
+        return f"it has expired: it ended at {end}, and {here}; if they agree, join the rack again"
+    return _PROBLEMS.get(error, f"OpenSSL's verification error {error}")
 
 
 def _callback(accept: Accept) -> Callable[[SSL.Connection, crypto.X509, int, int, int], bool]:
@@ -148,12 +162,12 @@ def _callback(accept: Accept) -> Callable[[SSL.Connection, crypto.X509, int, int
 
 
 def _accept_verified(certificate: x509.Certificate, error: int, depth: int) -> str:
-    return _verdict(error)
+    return _verdict(certificate, error)
 
 
 def _accept_region(certificate: x509.Certificate, error: int, depth: int) -> str:
     if error or depth:
-        return _verdict(error)
+        return _verdict(certificate, error)
     try:
         role, _ = role_and_id(certificate)
     except CertificateInvalid as invalid:
@@ -161,10 +175,16 @@ def _accept_region(certificate: x509.Certificate, error: int, depth: int) -> str
     return "" if role == "region" else f"it is for a {role}, not for a region"
 
 
+_NOT_THE_TOKEN_S: Final = (
+    "its authority is not the one that the token names: is this the right region, and was the token made after the "
+    "region last changed its authority?"
+)
+
+
 def _accept_pinned(ca_sha256: str) -> Accept:
     def accept(certificate: x509.Certificate, error: int, depth: int) -> str:
         if depth and error == 19:  # an authority that OpenSSL was not told of: it is ours if it is the pinned one
-            return "" if fingerprint(certificate) == ca_sha256 else "its authority is not the one that the token names"
+            return "" if fingerprint(certificate) == ca_sha256 else _NOT_THE_TOKEN_S
         return _accept_region(certificate, error, depth)
 
     return accept
@@ -172,10 +192,15 @@ def _accept_pinned(ca_sha256: str) -> Accept:
 
 @implementer(IOpenSSLServerConnectionCreator, IOpenSSLClientConnectionCreator)
 class TLS:
-    """Makes the TLS end of connections from one context, for Twisted."""
+    """Makes the TLS end of connections from one context, for Twisted. Connections that there are keep the context that
+    they were made from when :meth:`become` replaces it."""
 
     def __init__(self, context: SSL.Context) -> None:
         self._context = context
+
+    def become(self, other: TLS) -> None:
+        """Make new connections as ``other`` does, from now on."""
+        self._context = other._context
 
     def serverConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
         """The server's end of a new connection."""
@@ -202,18 +227,20 @@ def _context(accept: Accept, mode: int, ca: bytes | None, credentials: Credentia
         context.use_certificate(certificate)
         context.use_privatekey(key)
     if ca is not None:
-        authority = load_certificate(ca)
         store = context.get_cert_store()
         if store is None:
             raise IdentityError("OpenSSL gave no certificate store")
-        store.add_cert(crypto.X509.from_cryptography(authority))
-        # Sent along, so that a rack that is about to enrol can compare it with the fingerprint in its token.
-        context.add_extra_chain_cert(authority)
+        for authority in load_certificates(ca):
+            store.add_cert(crypto.X509.from_cryptography(authority))
+            if credentials is not None and authority.subject == certificate.issuer:
+                # Sent along, so that a rack that is about to enrol can compare it with its token's fingerprint.
+                context.add_extra_chain_cert(authority)
     return TLS(context)
 
 
 def server_tls(credentials: Credentials, ca: bytes) -> TLS:
-    """The region's end: shows ``credentials``; a client shows a certificate by the authority ``ca``, or none.
+    """The region's end: shows ``credentials``; a client shows a certificate by one of the authorities ``ca`` (PEM, one
+    after the other), or none.
 
     :raises CertificateInvalid: if key, certificate or authority are no good.
     """
@@ -221,7 +248,8 @@ def server_tls(credentials: Credentials, ca: bytes) -> TLS:
 
 
 def client_tls(credentials: Credentials, ca: bytes) -> TLS:
-    """A rack's end: shows ``credentials``; the server must be a region by the authority ``ca``.
+    """A rack's end: shows ``credentials``; the server must be a region by one of the authorities ``ca`` (PEM, one after
+    the other).
 
     :raises CertificateInvalid: if key, certificate or authority are no good.
     """
@@ -234,12 +262,21 @@ def enrolling_tls(ca_sha256: bytes) -> TLS:
     return _context(_accept_pinned(ca_sha256.hex()), SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, None, None)
 
 
-_ALERTS: Final = {
-    "unknown ca": "the other end does not know our certificate's authority: this rack joined another region",
+_OF_CERTIFICATES: Final = {
+    "unknown ca": "the other end does not know our certificate's authority: the rack joined another region, or was "
+    "away while the region changed its authority; join it again with a new token (stanchion rack join --again)",
     "bad certificate": "the other end refuses our certificate",
-    "certificate expired": "the other end finds our certificate expired: compare the clocks of both machines",
+    "certificate expired": "the other end finds our certificate expired",
     "certificate required": "the other end wants a certificate and we have none",
     "unsupported certificate": "the other end refuses our certificate: it is not meant for this end of a link",
+}
+"""What the other end means by an alert that is about our certificate (RFC 8446, section 6.2)."""
+
+_OF_TIME: Final = ("bad certificate", "certificate expired")
+"""With these, OpenSSL says that a certificate is not valid yet, or not any more."""
+
+_ALERTS: Final = {
+    **_OF_CERTIFICATES,
     "protocol version": "the other end does not speak TLS 1.3",
     "unsupported protocol": "the other end does not speak TLS 1.3",
     "wrong version number": "the other end does not speak TLS",
@@ -257,13 +294,40 @@ def explain(reason: Failure, transport: Any = None) -> str:
     handle = transport.getHandle() if hasattr(transport, "getHandle") else None
     if isinstance(handle, SSL.Connection) and (problem := _refusals.get(handle)):
         return f"the peer's certificate is refused: {problem}"
-    details = error.args[0] if error.args and isinstance(error.args[0], list) else []
-    texts = [str(detail[-1]) for detail in details if detail]
+    texts = _texts(error)
     for text in texts:
         for alert, meaning in _ALERTS.items():
             if alert in text:
-                return f"{meaning} ({text})"
+                return f"{meaning} ({text})" + (_own_times(handle) if alert in _OF_TIME else "")
     return f"TLS failed: {', '.join(texts) or error!r}"
+
+
+def distrusts(reason: Failure, transport: Any = None) -> bool:
+    """Whether a connection ended because one end does not accept the other's certificate: trying again is of little
+    use until somebody has seen to that."""
+    if not isinstance(reason.value, SSL.Error):
+        return False
+    handle = transport.getHandle() if hasattr(transport, "getHandle") else None
+    if isinstance(handle, SSL.Connection) and handle in _refusals:
+        return True
+    return any(alert in text for text in _texts(reason.value) for alert in _OF_CERTIFICATES)
+
+
+def _texts(error: SSL.Error) -> list[str]:
+    details = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    return [str(detail[-1]) for detail in details if detail]
+
+
+def _own_times(handle: Any) -> str:
+    """When our own certificate is good, next to what our clock says."""
+    own = handle.get_certificate(as_cryptography=True) if isinstance(handle, SSL.Connection) else None
+    if own is None:
+        return ""
+    return (
+        f"; ours is good from {moment(own.not_valid_before_utc)} to {moment(own.not_valid_after_utc)}, and the clock "
+        f"here says {moment(datetime.now(UTC))}: compare the clocks of both machines; if they agree, join the rack "
+        "again"
+    )
 
 
 # Enrolling.
@@ -339,5 +403,5 @@ def proves(key: bytes, proof: bytes, binding: bytes, request: bytes) -> bool:
 
 
 def same_authority(token: JoinToken, ca: bytes) -> bool:
-    """Whether ``ca`` (PEM) is the certificate that the token names."""
-    return bytes.fromhex(fingerprint(ca)) == token.ca_sha256
+    """Whether one of ``ca`` (PEM, one after the other) is the certificate that the token names."""
+    return token.ca_sha256.hex() in map(fingerprint, load_certificates(ca))

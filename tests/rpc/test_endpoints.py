@@ -10,13 +10,15 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
-from twisted.logger import globalLogPublisher
+from twisted.logger import LogLevel, globalLogPublisher
 from twisted.test.iosim import FakeTransport
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from rpc.commands import RegistrationRefused
+from rpc.commands import AlreadyLinked, RegistrationRefused
 from rpc.endpoints import LONGEST_DELAY, Reconnecting, retry_delay
+from rpc.failures import LinkLost
+from rpc.patience import refused_delay
 from rpc.protocol import Life, Link, Responders
 from rpc.testing import REGION
 
@@ -66,6 +68,7 @@ class ReconnectingTests(SynchronousTestCase):
         self.service = Reconnecting(
             self.endpoint, "region:5250", self.make, self.prepare, clock=self.clock,
             retry=lambda attempt: retry_delay(attempt, lambda: 0.0),
+            refused=lambda attempt: refused_delay(attempt, lambda: 0.0),
         )  # fmt: skip
         self.warnings: list[str] = []
         observer: Any = self.observe
@@ -73,7 +76,7 @@ class ReconnectingTests(SynchronousTestCase):
         self.addCleanup(globalLogPublisher.removeObserver, observer)
 
     def observe(self, event) -> None:
-        if event["log_namespace"] == "rpc.endpoints":
+        if event["log_namespace"] == "rpc.patience" and event["log_level"] is not LogLevel.debug:
             self.warnings.append(event["reason"])
 
     def make(self) -> Link:
@@ -142,9 +145,48 @@ class ReconnectingTests(SynchronousTestCase):
         self.assertEqual(self.warnings, ["rack abc234 was revoked"])
         self.assertIs(self.links[0].life, Life.CLOSING)
         self.lose(self.links[0])
+
+    def test_a_rack_that_is_refused_seldom_tries_again_and_says_why_once(self) -> None:
+        self.refusal = RegistrationRefused("rack abc234 was revoked")
+        self.service.startService()
+        for number, delay in enumerate((30, 60, 120, 240, 480, 600, 600), start=1):
+            self.assertEqual(len(self.links), number)
+            self.lose(self.links[-1])
+            self.clock.advance(delay - 0.1)
+            self.assertEqual(len(self.links), number)
+            self.clock.advance(0.1)
+        self.assertEqual(self.warnings, ["rack abc234 was revoked"])
+        self.refusal = RegistrationRefused("rack abc234 is not enrolled here")
+        self.lose(self.links[-1])
+        self.clock.advance(600)
+        self.assertEqual(self.warnings, ["rack abc234 was revoked", "rack abc234 is not enrolled here"])
+        self.refusal = None
+        self.lose(self.links[-1])
+        self.clock.advance(600)
+        self.assertIs(self.service.link, self.links[-1])
+        self.lose(self.links[-1])
         self.clock.advance(1)
-        self.assertEqual(len(self.links), 2)
-        self.clock.advance(1.9)
+        self.assertIs(self.service.link, self.links[-1])
+
+    def test_a_region_that_is_not_trusted_is_tried_as_seldom(self) -> None:
+        self.endpoint.failure = LinkLost("the peer's certificate is refused: it has expired", 0.0, distrusted=True)
+        self.service.startService()
+        self.clock.advance(29.9)
+        self.assertEqual(self.endpoint.attempts, 1)
+        self.clock.advance(0.1)
+        self.assertEqual(self.endpoint.attempts, 2)
+        self.assertEqual(len(self.warnings), 1)
+        # What is no refusal is tried again soon, and said each time.
+        self.endpoint.failure = LinkLost("the connection broke off", 0.0)
+        self.clock.advance(60)
+        self.clock.advance(4)
+        self.assertEqual((self.endpoint.attempts, len(self.warnings)), (4, 3))
+
+    def test_a_rack_whose_other_link_is_alive_soon_tries_again(self) -> None:
+        self.refusal = AlreadyLinked("rack abc234 is linked already")
+        self.service.startService()
+        self.lose(self.links[0])
+        self.clock.advance(1)
         self.assertEqual(len(self.links), 2)
 
     def test_a_link_that_is_lost_while_it_registers_is_a_failed_attempt(self) -> None:

@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, wrapClientTLS
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 from zope.interface import implementer
 
@@ -28,13 +29,15 @@ from rpc.certificates import (
     load_certificate,
     load_credentials,
     make_request,
+    moment,
     new_key,
 )
 from rpc.commands import Enroll, EnrolmentRefused, ListImages, Ping, Register
-from rpc.endpoints import connect_link, enrol, listen_tls, region_endpoint
+from rpc.endpoints import Reconnecting, connect_link, enrol, listen_tls, region_endpoint
 from rpc.identity import TLS, JoinToken, client_tls, enrolling_tls, prove, proves, server_tls
 from rpc.protocol import Life, Link, LinkLost, NotAllowed, Responders, link_factory
 from rpc.testing import RecordingReporter
+from tests.logs import Logs
 
 NOW = datetime.now(UTC)
 AUTHORITY = create_authority(NOW)
@@ -115,11 +118,15 @@ class TlsTestCase(TestCase):
         """Fires when these links and the region's have ended."""
         waiting: list[Deferred[None]] = []
         for link in (*links, *self.region_links):
-            ended: Deferred[None] = Deferred()
-            link.on_lost(lambda link, reason, ended=ended: ended.callback(None))
+            waiting.append(self.ended(link))
             link.abort("the test is over")
-            waiting.append(ended)
         return gatherResults(waiting)
+
+    def ended(self, link: Link) -> Deferred[None]:
+        """Fires when ``link`` has ended."""
+        ended: Deferred[None] = Deferred()
+        link.on_lost(lambda link, reason: ended.callback(None))
+        return ended
 
     async def refused(self, tls) -> str:
         """Why a link with ``tls`` comes to nothing. In TLS 1.3 a client learns it with its first call."""
@@ -173,16 +180,106 @@ class LinkTests(TlsTestCase):
     async def test_a_region_of_another_authority_is_refused(self) -> None:
         self.listen()
         reason = await self.refused(client_tls(RACK, OTHER_AUTHORITY.certificate))
-        self.assertEqual(
-            reason, "the link is lost: the peer's certificate is refused: it is signed by another region's authority"
-        )
+        self.assertIn("the link is lost: the peer's certificate is refused: it is signed by another region's", reason)
+        self.assertIn("stanchion rack join --again", reason)
+        self.assertIn("does not know our certificate's authority: the rack joined another", await self.region_reason())
 
     async def test_an_expired_rack_is_refused_and_told_so(self) -> None:
         self.listen()
         expired = rack_credentials(now=NOW - timedelta(days=731))
         reason = await self.refused(client_tls(expired, AUTHORITY.certificate))
         self.assertIn("the other end finds our certificate expired", reason)
-        self.assertIn("it has expired", await self.region_reason())
+        told = await self.region_reason()
+        self.assertIn("it has expired", told)
+        for text in (reason, told):
+            self.assertIn("compare the clocks of both machines", text)
+            self.assertIn(moment(NOW - timedelta(days=1)), text)
+            self.assertIn(f"the clock here says {NOW:%Y-%m-}", text)
+
+    async def test_a_rack_whose_certificate_begins_later_is_refused_and_both_ends_say_both_times(self) -> None:
+        self.listen()
+        begins = NOW + timedelta(hours=5)
+        reason = await self.refused(client_tls(rack_credentials(now=begins), AUTHORITY.certificate))
+        told = await self.region_reason()
+        self.assertIn("it is not valid yet", told)
+        self.assertIn("the other end refuses our certificate", reason)
+        for text in (reason, told):
+            self.assertIn("compare the clocks of both machines", text)
+            self.assertIn(moment(begins - certificates.BACKDATED), text)
+            self.assertIn(f"the clock here says {NOW:%Y-%m-}", text)
+
+    async def test_a_region_whose_certificate_begins_later_or_has_ended_is_refused_and_both_ends_say_so(self) -> None:
+        for now, said, alert in (
+            (NOW + timedelta(hours=5), "it is not valid yet", "refuses our certificate"),
+            (NOW - timedelta(days=731), "it has expired", "finds our certificate expired"),
+        ):
+            self.listen(tls=server_tls(issue_region(AUTHORITY, now), AUTHORITY.certificate))
+            reason = await self.refused(client_tls(RACK, AUTHORITY.certificate))
+            self.assertIn(said, reason)
+            told = await self.region_reason()
+            self.assertIn(alert, told)
+            for text in (reason, told):
+                self.assertIn("compare the clocks of both machines", text)
+
+    async def test_what_is_refused_for_its_certificate_is_told_from_what_broke_off(self) -> None:
+        self.listen()
+        distrusted = []
+        for tls in (
+            client_tls(rack_credentials(OTHER_AUTHORITY), AUTHORITY.certificate),
+            client_tls(RACK, OTHER_AUTHORITY.certificate),
+            client_tls(rack_credentials(now=NOW - timedelta(days=731)), AUTHORITY.certificate),
+            client_tls(REGION, AUTHORITY.certificate),
+            AnyClient(SSL.TLS1_2_VERSION, RACK),
+        ):
+            distrusted.append((await self.failing_link(tls)).distrusted)
+        self.assertEqual(distrusted, [True, True, True, True, False])
+
+    async def test_a_rack_that_is_refused_for_its_certificate_backs_off(self) -> None:
+        self.listen()
+        for tls in (
+            client_tls(rack_credentials(OTHER_AUTHORITY), AUTHORITY.certificate),
+            client_tls(RACK, OTHER_AUTHORITY.certificate),
+            client_tls(rack_credentials(now=NOW - timedelta(days=731)), AUTHORITY.certificate),
+            client_tls(rack_credentials(now=NOW + timedelta(hours=5)), AUTHORITY.certificate),
+            client_tls(REGION, AUTHORITY.certificate),
+        ):
+            logs = Logs(self, "rpc.patience")
+            waits: Deferred[int] = Deferred()
+
+            def wait(attempt: int, waits: Deferred[int] = waits) -> float:
+                waits.callback(attempt)
+                return 3600.0
+
+            def soon(attempt: int) -> float:
+                raise self.failureException("it takes that for a failure that may soon be over")
+
+            links: list[Link] = []
+
+            def make(links: list[Link] = links) -> Link:
+                links.append(Link(Responders("rack", {}), clock=reactor, reporter=RecordingReporter()))
+                return links[-1]
+
+            endpoint = region_endpoint(reactor, "127.0.0.1", self.port, tls)
+            service = Reconnecting(
+                endpoint, "region:5250", make, lambda link: link.call(Ping), clock=reactor, retry=soon, refused=wait
+            )
+            service.startService()
+            self.assertEqual(await waits, 1)
+            await deferLater(reactor, 0)  # the service is not to be stopped from within its own question
+            await service.stopService()
+            await gatherResults([self.ended(link) for link in (*links, *self.region_links)])
+            self.region_links.clear()
+            [said] = logs.texts
+            self.assertIn("No link with the region at region:5250: the link is lost: ", said)
+            self.assertIn("Until that is mended", said)
+
+    async def failing_link(self, tls) -> LinkLost:
+        try:
+            link = await self.connect(tls)
+            await link.call(Ping)
+        except LinkLost as error:
+            return error
+        raise self.failureException("the link is up")
 
     async def test_a_rack_that_poses_as_a_region_is_refused(self) -> None:
         self.listen(tls=server_tls(RACK, AUTHORITY.certificate))
@@ -209,7 +306,8 @@ class LinkTests(TlsTestCase):
 
     async def test_a_region_that_poses_as_a_rack_is_refused(self) -> None:
         self.listen()
-        await self.refused(client_tls(REGION, AUTHORITY.certificate))
+        reason = await self.refused(client_tls(REGION, AUTHORITY.certificate))
+        self.assertIn("the other end refuses our certificate: it is not meant for this end", reason)
         self.assertIn("it is not meant for this end of a link", await self.region_reason())
 
     async def test_tls_1_2_is_refused(self) -> None:
@@ -239,6 +337,81 @@ class LinkTests(TlsTestCase):
         await lost
         self.assertIn("the other end speaks HTTP", await self.region_reason())
         self.assertIs(self.region_links[0].life, Life.LOST)
+
+
+class ChangeTests(TlsTestCase):
+    """One certificate, or authority, in place of another, while links are up."""
+
+    def bundle(self, *authorities: Credentials) -> bytes:
+        return b"".join(one.certificate for one in authorities)
+
+    async def test_a_region_s_new_certificate_is_shown_to_new_connections_and_the_old_ones_go_on(self) -> None:
+        tls = server_tls(REGION, AUTHORITY.certificate)
+        self.listen(tls=tls)
+        before = await self.connect(client_tls(RACK, AUTHORITY.certificate))
+        await before.call(Ping)
+        renewed = issue_region(AUTHORITY, NOW)
+        tls.become(server_tls(renewed, AUTHORITY.certificate))
+        after = await self.connect(client_tls(RACK, AUTHORITY.certificate))
+        await after.call(Ping)
+        await before.call(Ping)
+        self.assertEqual(before.peer.certificate, fingerprint(REGION.certificate))
+        self.assertEqual(after.peer.certificate, fingerprint(renewed.certificate))
+
+    async def test_a_rack_s_new_certificate_is_shown_by_new_connections_and_the_old_ones_go_on(self) -> None:
+        self.listen()
+        tls = client_tls(RACK, AUTHORITY.certificate)
+        before = await self.connect(tls)
+        await before.call(Ping)
+        renewed = rack_credentials()
+        tls.become(client_tls(renewed, AUTHORITY.certificate))
+        after = await self.connect(tls)
+        await after.call(Ping)
+        await before.call(Ping)
+        self.assertEqual(
+            [link.peer.certificate for link in self.region_links],
+            [fingerprint(RACK.certificate), fingerprint(renewed.certificate)],
+        )
+
+    async def test_while_an_authority_is_changed_racks_of_both_get_in_and_afterwards_only_those_of_the_new_one(
+        self,
+    ) -> None:
+        old, new = AUTHORITY, OTHER_AUTHORITY
+        tls = server_tls(REGION, self.bundle(old, new))
+        self.listen(tls=tls)
+        by_old = client_tls(RACK, old.certificate)
+        by_new = client_tls(rack_credentials(new), self.bundle(old, new))
+        for each in (by_old, by_new):
+            await (await self.connect(each)).call(Ping)
+        tls.become(server_tls(issue_region(new, NOW), new.certificate))
+        await (await self.connect(by_new)).call(Ping)
+        # The rack that was away for the whole change knows the old authority only, and is told what to do.
+        reason = await self.refused(by_old)
+        self.assertIn("or by one that is not this region's any more: join the rack again", reason)
+        self.assertIn("away while the region changed its authority", await self.region_reason())
+
+    async def test_a_token_from_before_the_change_is_good_until_it_ends(self) -> None:
+        async def enroll(link, token_id, proof, csr, name):
+            return {
+                "certificate": issue_rack(OTHER_AUTHORITY, csr, "xyz789", NOW),
+                "ca": self.bundle(AUTHORITY, OTHER_AUTHORITY),
+                "system_id": "xyz789",
+            }
+
+        tls = server_tls(REGION, self.bundle(AUTHORITY, OTHER_AUTHORITY))
+        self.listen({Enroll: enroll}, tls)
+        self.addCleanup(self.gone)
+        token = JoinToken.create(AUTHORITY.certificate)
+        enrolled = await enrol(reactor, "127.0.0.1", self.port, token, "rack-1")
+        await (await self.connect(client_tls(enrolled.credentials, enrolled.ca))).call(Ping)
+        tls.become(server_tls(issue_region(OTHER_AUTHORITY, NOW), OTHER_AUTHORITY.certificate))
+        await (await self.connect(client_tls(enrolled.credentials, enrolled.ca))).call(Ping)
+        try:
+            await enrol(reactor, "127.0.0.1", self.port, token, "rack-2")
+        except LinkLost as error:
+            self.assertIn("was the token made after the region last changed its authority?", str(error))
+        else:
+            self.fail("it enrolled")
 
 
 class StrangerTests(TlsTestCase):
