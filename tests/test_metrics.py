@@ -87,7 +87,7 @@ def region_metrics(database: Any, clock: Clock, blobs: Any = None) -> RegionMetr
     generations: Any = FakeGenerations()
     files: Any = blobs or FakeBlobs()
     return RegionMetrics(
-        database, fakes, generations, files, {"region": NOW, "authority": NOW}, clock, inline
+        database, fakes, generations, files, lambda: {"region": NOW, "authority": NOW}, clock, inline
     )  # fmt: skip
 
 

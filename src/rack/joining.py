@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandFailed(
             f"the region took this rack ({identity.system_id}), but its key cannot be kept: {error}; mend that, then "
-            f"forget it at the region (stanchion racks --forget {identity.name}), and join again with a new token",
+            f"forget it at the region (stanchion racks forget {identity.name}), and join again with a new token",
             Status.USAGE,
         ) from error
     if getattr(arguments, "json", False):

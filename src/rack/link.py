@@ -18,6 +18,7 @@ from twisted.logger import Logger
 
 from rack.config import split_address
 from rack.identity import Identity
+from rack.renewal import Renewal
 from rack.sync import Synchroniser
 from rack.wire import RackWire
 from rpc.commands import PROTOCOL_VERSION, Register, ReportInventory
@@ -66,13 +67,19 @@ class _Told:
 
 
 class RegionLinks:
-    """The links to all regions, over which ``synchroniser`` is asked and reported on."""
+    """The links to all regions, over which ``synchroniser`` is asked and reported on.
 
-    def __init__(self, clock: IReactorTime, synchroniser: Synchroniser, name: str) -> None:
+    :param renewal: what renews the certificate that the links show, if anything does.
+    """
+
+    def __init__(
+        self, clock: IReactorTime, synchroniser: Synchroniser, name: str, renewal: Renewal | None = None
+    ) -> None:
         self._clock = clock
         self._synchroniser = synchroniser
         self._name = name
-        self._wire = RackWire(synchroniser)
+        self._renewal = renewal
+        self._wire = RackWire(synchroniser, renewal)
         self.responders = self._wire.responders()
         self._told: dict[Link, _Told] = {}
         self._registered: list[Callable[[Link, str], object]] = []
@@ -87,6 +94,8 @@ class RegionLinks:
         :raises CertificateInvalid: if the identity's certificates are no good.
         """
         tls: TLS = client_tls(identity.credentials, identity.authority)
+        if self._renewal is not None:
+            self._renewal.follow(tls)
         for address in addresses:
             host, port = split_address(address)
             service = reconnecting(reactor, host, port, tls, self.make, self.prepare)
@@ -119,6 +128,8 @@ class RegionLinks:
         told.tell()
         for listener in self._registered:
             listener(link, answer["region"])
+        if self._renewal is not None:
+            self._renewal.linked(link)
         # What could not be fetched a while ago may be there now.
         self._synchroniser.look_again()
 

@@ -28,6 +28,7 @@ from rack.identity import Identity
 from rack.inspection import SnapshotError
 from rack.link import RegionLinks
 from rack.metrics import RackMetrics
+from rack.renewal import Renewal
 from rack.snapshots import SnapshotStore
 from rack.steps import Syncs
 from rack.sync import Synchroniser
@@ -82,7 +83,10 @@ class RackService(Service):
         self._synchroniser = Synchroniser(syncs, reactor, interval=sync.interval_minutes * 60)
         self._events = Events(EventFile(self._config.events_directory), reactor, self._threads.run)
         self._synchroniser.on_happening(self._events.record)
-        self._links = RegionLinks(reactor, self._synchroniser, self._identity.name)
+        self._renewal = Renewal(
+            self._identity, self._config.identity_directory, reactor, lambda: datetime.now(UTC), self._threads.run
+        )
+        self._links = RegionLinks(reactor, self._synchroniser, self._identity.name, self._renewal)
         self._links.on_registered(self._registered)
         self._metrics = RackMetrics(self._synchroniser, self._events, lambda: self._links.up, self._certificate_end)
         REGISTRY.register(self._metrics)
@@ -111,6 +115,7 @@ class RackService(Service):
         self._listen()
         addresses = self._config.regions or (identity.region,)
         self._links.connect(self._reactor, identity, addresses)
+        self._renewal.start()
         self._synchroniser.look_again()
         self._events.record(
             RACK_STARTED, f"Version {version('stanchion')}, {len(inventory.manifest.images)} images held."
@@ -122,7 +127,7 @@ class RackService(Service):
         self._notifier.ready(f"{len(inventory.manifest.images)} images held; connecting to {', '.join(addresses)}")
 
     def _certificate_end(self) -> datetime:
-        return expires(self._identity.credentials.certificate)
+        return expires(self._renewal.identity.credentials.certificate)
 
     def _look_at_certificate(self) -> None:
         end = self._certificate_end()
@@ -166,6 +171,7 @@ class RackService(Service):
         for name, stop in (
             ("the events", self._events.stop),
             ("the metrics", self._stop_listening),
+            ("renewing the certificate", self._renewal.stop),
             ("the links", self._links.stop),
             ("the fetcher", self._fetcher.close),
             ("the cache", self._close_files),

@@ -10,11 +10,13 @@ from twisted.logger import Logger
 
 from rack.assignment import Assignment, InvalidAssignment
 from rack.inventory import Inventory
+from rack.renewal import Renewal
 from rack.stop import FAILED
 from rack.sync import Synchroniser
 from rpc.arguments import Packed, pack
-from rpc.commands import CancelSync, ListImages, SyncImages, SyncProgress
+from rpc.commands import CancelSync, Command, ListImages, RenewSoon, SyncImages, SyncProgress
 from rpc.protocol import Link, Responders
+from rpc.responders import Responder
 
 log = Logger()
 
@@ -23,23 +25,27 @@ _THIS_REGION: Final = ("", "*")
 
 
 class RackWire:
-    """The rack's end of its links: everything is answered from the synchroniser."""
+    """The rack's end of its links: everything about images is answered from the synchroniser.
 
-    def __init__(self, synchroniser: Synchroniser) -> None:
+    :param renewal: what renews the rack's certificate, if anything does.
+    """
+
+    def __init__(self, synchroniser: Synchroniser, renewal: Renewal | None = None) -> None:
         self._synchroniser = synchroniser
+        self._renewal = renewal
         self._list: tuple[str, Packed | None] = "", None
 
     def responders(self) -> Responders:
         """The table of what the rack answers."""
-        return Responders(
-            "rack",
-            {
-                ListImages: self.list_images,
-                SyncImages: self.sync_images,
-                SyncProgress: self.sync_progress,
-                CancelSync: self.cancel_sync,
-            },
-        )
+        table: dict[type[Command], Responder] = {
+            ListImages: self.list_images,
+            SyncImages: self.sync_images,
+            SyncProgress: self.sync_progress,
+            CancelSync: self.cancel_sync,
+        }
+        if self._renewal is not None:
+            table[RenewSoon] = self._renewal.renew_soon
+        return Responders("rack", table)
 
     def report(self) -> Mapping[str, Any]:
         """The arguments of ``ReportInventory`` at this moment."""

@@ -6,7 +6,7 @@ forgets nothing; what it could not be asked is left out, and ``stanchion_databas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Final, Protocol
 
@@ -77,7 +77,7 @@ class _Imports:
 class RegionMetrics(Collector):
     """A region's numbers, read when they are asked for.
 
-    :param certificates: when each certificate of the region ends, by what it is called.
+    :param certificates: gives when each certificate of the region ends, by what it is called.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RegionMetrics(Collector):
         racks: Racks,
         generations: Generations,
         blobs: BlobStore,
-        certificates: Mapping[str, datetime],
+        certificates: Callable[[], Mapping[str, datetime]],
         clock: IReactorTime,
         run_in_thread: RunInThread,
     ) -> None:
@@ -139,7 +139,7 @@ class RegionMetrics(Collector):
         yield gauge("stanchion_database_waiting", "Who waits for a connection.", values=database.waiting)
         yield gauge(
             "stanchion_certificate_end_timestamp_seconds", "When a certificate of this daemon ends.", "certificate",
-            values=[((name,), end.timestamp()) for name, end in self._certificates.items()],
+            values=[((name,), end.timestamp()) for name, end in self._certificates().items()],
         )  # fmt: skip
 
     def _of_racks(self) -> Iterator[Metric]:

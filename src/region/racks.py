@@ -7,29 +7,40 @@ immutable mapping, replaced whole whenever the table changes, and the live links
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+import psycopg2.errors
 from attrs import evolve, field, frozen
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
 from region.database import DatabaseUnavailable
 from region.database.pool import Database, Transaction
-from rpc.protocol import Link
+from rpc.commands import Ping
+from rpc.outcomes import Answered
+from rpc.protocol import PING_PATIENCE, Link
 
 log = Logger()
 
 CHANNEL: Final = "stanchion_rack"
 """The NOTIFY channel that says that a rack was enrolled, revoked, renamed or forgotten."""
 
+NAME_RULE: Final = "use letters, digits, '-' and '.', at most 64"
+
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z")
 _ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 class RackRefused(Exception):
     """A rack cannot be enrolled or served; the text says why and what to do."""
+
+
+class RackInUse(RackRefused):
+    """The rack is linked already, and that link is alive."""
 
 
 @frozen
@@ -65,8 +76,8 @@ class RackStore:
         self._database = database
 
     async def list(self) -> list[Rack]:
-        """Every rack that is enrolled and not revoked, by name."""
-        return [Rack(*row) for row in await self._database.query(_SELECT + " WHERE revoked IS NULL ORDER BY name")]
+        """Every rack that is enrolled, also those that were revoked, by name."""
+        return [Rack(*row) for row in await self._database.query(_SELECT + " ORDER BY name")]
 
     async def enrol(self, transaction: Transaction, system_id: str, name: str, certificate_sha256: str) -> None:
         """Insert a rack, in the caller's transaction.
@@ -80,7 +91,7 @@ class RackStore:
         if not inserted:
             raise RackRefused(
                 f"a rack named {name!r} has joined already: join with another name (--name), or forget that rack "
-                f"first (stanchion racks --forget {name})"
+                f"first (stanchion racks forget {name})"
             )
         await transaction.execute("SELECT pg_notify(%s, %s)", (CHANNEL, system_id))
 
@@ -93,6 +104,36 @@ class RackStore:
             return removed > 0
 
         return await self._database.transact(remove)
+
+    async def revoke(self, system_id: str) -> bool:
+        """Serve a rack no more, from now on and in every region process. Whether it was served until now."""
+
+        async def change(transaction: Transaction) -> bool:
+            changed = await transaction.execute(
+                "UPDATE rack SET revoked = now() WHERE system_id = %s AND revoked IS NULL", (system_id,)
+            )
+            await transaction.execute("SELECT pg_notify(%s, %s)", (CHANNEL, system_id))
+            return changed > 0
+
+        return await self._database.transact(change)
+
+    async def rename(self, system_id: str, name: str) -> bool:
+        """Give a rack another name. Whether there is the rack.
+
+        :raises RackRefused: if ``name`` is none, or another rack has it.
+        """
+        if not is_name(name):
+            raise RackRefused(f"{name[:80]!r} cannot be a rack's name: {NAME_RULE}")
+
+        async def change(transaction: Transaction) -> bool:
+            changed = await transaction.execute("UPDATE rack SET name = %s WHERE system_id = %s", (name, system_id))
+            await transaction.execute("SELECT pg_notify(%s, %s)", (CHANNEL, system_id))
+            return changed > 0
+
+        try:
+            return await self._database.transact(change)
+        except psycopg2.errors.UniqueViolation as error:
+            raise RackRefused(f"another rack is named {name!r}: take another name, or rename that one first") from error
 
     async def connected(self, system_id: str, version: str) -> None:
         """Record that the rack connected just now and which software it runs."""
@@ -121,6 +162,11 @@ class RackStore:
         )
 
 
+def is_name(text: str) -> bool:
+    """Whether a rack may be named so."""
+    return _NAME.match(text) is not None
+
+
 def new_system_id() -> str:
     """A fresh identifier for a rack: six characters, none of them easily mistaken for another."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(6))
@@ -129,13 +175,15 @@ def new_system_id() -> str:
 class RackRegistry:
     """The enrolled racks, and the live links of this region process.
 
-    One link per rack: when a rack registers again, its newer link replaces the older one, which is closed.
+    One link per rack: when a rack registers again, its newer link replaces the older one if that is dead. If it is
+    alive, the newer one is refused: two machines use one identity.
     """
 
     def __init__(self, store: RackStore, clock_now: Callable[[], datetime]) -> None:
         self.store = store
         self._now = clock_now
         self._racks: Mapping[str, Rack] = {}
+        self._revoked: Mapping[str, Rack] = {}
         self._links: dict[str, Link] = {}
         # What is stored and what is shown change together, in the same order: a slow reading of the table must not
         # put back what a report has replaced meanwhile.
@@ -144,14 +192,21 @@ class RackRegistry:
     async def refresh(self) -> None:
         """Read the table again, replace the mapping at once, and close links of racks that are gone from it."""
         async with self._order:
-            self._racks = {rack.system_id: rack for rack in await self.store.list()}
+            racks = await self.store.list()
+            self._racks = {rack.system_id: rack for rack in racks if rack.revoked is None}
+            self._revoked = {rack.system_id: rack for rack in racks if rack.revoked is not None}
         for system_id in [system_id for system_id in self._links if system_id not in self._racks]:
-            log.warn("Closing the link of rack {rack}: it is no longer enrolled.", rack=system_id)
-            self._links.pop(system_id).close()
+            why = "it was revoked" if system_id in self._revoked else "it is no longer enrolled"
+            log.warn("Closing the link of rack {rack}: {why}.", rack=system_id, why=why)
+            self._links.pop(system_id).close(why)
 
     def enrolled(self) -> Mapping[str, Rack]:
         """Every enrolled rack by system id. The mapping never changes; a new one takes its place."""
         return self._racks
+
+    def revoked(self) -> Mapping[str, Rack]:
+        """Every rack that was revoked and not forgotten, likewise."""
+        return self._revoked
 
     def link_of(self, system_id: str) -> Link | None:
         """The live link to a rack, if there is one."""
@@ -174,6 +229,7 @@ class RackRegistry:
         """Make ``link`` the link of the rack that it names.
 
         :raises RackRefused: if the rack is not enrolled (any more).
+        :raises RackInUse: if it has another link, which is alive.
         """
         system_id = link.peer.id
         if system_id not in self._racks:
@@ -181,15 +237,38 @@ class RackRegistry:
         rack = self._racks.get(system_id)
         if rack is None:
             raise RackRefused(f"rack {system_id} is not enrolled here: join it again with stanchion rack join")
-        async with self._order:
-            await self.store.connected(system_id, version)
-            self._change(system_id, version=version, last_connected=self._now())
-        older = self._links.get(system_id)
+        while True:
+            await self._make_room(rack, link)
+            async with self._order:
+                await self.store.connected(system_id, version)
+                self._change(system_id, version=version, last_connected=self._now())
+            if self._links.get(system_id) in (None, link):
+                break  # otherwise another link of this rack came meanwhile
+        if system_id not in self._racks:
+            raise RackRefused(f"rack {rack.name} ({system_id}) was revoked or forgotten while it registered")
         self._links[system_id] = link
-        if older is not None and older is not link:
-            log.warn("Rack {rack} ({name}) registered anew; its older link is closed.", rack=system_id, name=rack.name)
-            older.close()
         return self._racks[system_id]
+
+    async def _make_room(self, rack: Rack, link: Link) -> None:
+        """See to it that the rack has no other link that is alive."""
+        while (older := self._links.get(rack.system_id)) is not None and older is not link:
+            # A rack that lost its network may come back before its old link is known to be dead.
+            outcome = await older.ask(Ping, deadline=PING_PATIENCE)
+            if self._links.get(rack.system_id) is not older:
+                continue
+            if isinstance(outcome, Answered):
+                raise RackInUse(
+                    f"rack {rack.name} ({rack.system_id}) is linked already, from {older.peer.address}, and that link "
+                    f"is alive; the one from {link.peer.address} is refused: either two machines have this rack's "
+                    "identity, or this region is listed twice in the rack's settings"
+                )
+            log.warn(
+                "Rack {rack} ({name}) registers anew from {newer}; its older link, from {older}, does not answer and "
+                "is closed.",
+                rack=rack.system_id, name=rack.name, newer=link.peer.address, older=older.peer.address,
+            )  # fmt: skip
+            del self._links[rack.system_id]
+            older.close("the rack registered anew")
 
     async def lost(self, link: Link) -> None:
         """Forget ``link`` if it is still the rack's link, and record when it ended."""

@@ -6,8 +6,9 @@ region that cannot start says why in one line and exits with status 1.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,8 @@ from region.answers.releases import Releases
 from region.api import Api, ApiKeyStore, Authenticator, Parts
 from region.api.operations import Operation
 from region.api.routes import OPERATIONS
-from region.authority import Authority, AuthorityError, load_authority
+from region.authority import Authority
+from region.authority_files import AuthorityError, load_keys
 from region.config import RegionConfig
 from region.database import Database, DatabaseUnavailable
 from region.database.embedded import EmbeddedPostgres, EmbeddedPostgresError
@@ -37,6 +39,7 @@ from region.images.importer import Importer
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
 from region.images.stream import StreamResource
+from region.keeping import Keeper
 from region.metrics import RegionMetrics
 from region.racks import RackRegistry, RackStore, watch
 from region.syncing import SyncDriver
@@ -150,9 +153,9 @@ class RegionService(Service):
             log.info("Migrated the database to number {number}.", number=number)
 
         racks = RackStore(database)
-        own_ca, own = await run_in_thread(load_authority, state / "authority", config.name, datetime.now(UTC))
-        authority = Authority(own_ca, own, database, racks)
-        registry = RackRegistry(racks, lambda: datetime.now(UTC))
+        load = partial(load_keys, state / "authority", config.name)
+        authority = Authority(await run_in_thread(load, _now()), database, racks)
+        registry = RackRegistry(racks, _now)
         await registry.refresh()
         watch(registry, database)
 
@@ -203,7 +206,7 @@ class RegionService(Service):
         self._stops("deleting old events", cleaner.stop)
         metrics = RegionMetrics(
             database, registry, generations, blobs,
-            {"region": expires(own.certificate), "authority": expires(authority.ca)}, reactor, run_in_thread,
+            lambda: _ends(authority), reactor, run_in_thread,
         )  # fmt: skip
         REGISTRY.register(metrics)
         self._stops("the metrics", lambda: REGISTRY.unregister(metrics))
@@ -240,14 +243,18 @@ class RegionService(Service):
         stream_urls = [config.stream.url] if config.stream.url else []
         wire = RegionWire(authority, registry, syncs, events, config.name, stream_urls)
         responders = wire.responders()
+        tls = server_tls(authority.keys.region, authority.keys.trusted)
         listening = listen_tls(
             reactor,
             config.rpc.port,
             config.rpc.listen,
-            server_tls(own, authority.ca),
+            tls,
             link_factory(lambda: Link(responders, clock=reactor)),
         )
         self._stops("listening for racks", listening.stopListening)
+        keeper = Keeper(reactor, _now, partial(run_in_thread, load), authority, tls, wire.ask_to_renew)
+        keeper.start(database)
+        self._stops("looking at the authority's files", keeper.stop)
         importer.start()
         self._stops("the importer", importer.stop)
         rpc_port = listening.getHost().port  # type: ignore[attr-defined]  # a TCP address has one
@@ -270,6 +277,11 @@ def _awaited(stop: Callable[[], Awaitable[object] | None]) -> Any:
     return Deferred.fromCoroutine(result)  # type: ignore[arg-type]  # what is awaitable and no Deferred is a coroutine
 
 
+def _ends(authority: Authority) -> Mapping[str, datetime]:
+    keys = authority.keys
+    return {"region": expires(keys.region.certificate), "authority": expires(keys.ca.certificate)}
+
+
 async def _within(reactor: Any, seconds: float, work: Deferred[Any]) -> bool:
     """Wait for ``work``, which does not fail, at most so long; whether it ended. What goes on then is left alone."""
     waiting: Deferred[bool] = Deferred()
@@ -282,6 +294,10 @@ async def _within(reactor: Any, seconds: float, work: Deferred[Any]) -> bool:
 
     work.addCallback(ended)
     return await waiting
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _make_state_directory(path: Path) -> None:

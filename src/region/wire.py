@@ -11,19 +11,24 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.logger import Logger
 
 from region.authority import Authority, TokenRefused
 from region.events import EventStore, NotEnrolled
-from region.racks import RackRefused, RackRegistry
+from region.racks import NAME_RULE, RackInUse, RackRefused, RackRegistry, is_name
 from region.syncing import SyncDriver
 from rpc.commands import (
+    AlreadyLinked,
     Enroll,
     EnrolmentRefused,
     EventsRefused,
     Register,
     RegistrationRefused,
+    Renew,
+    RenewalRefused,
+    Renewed,
+    RenewSoon,
     ReportInventory,
     ReportRefused,
     SendEvents,
@@ -35,7 +40,6 @@ from rpc.versions import agree
 
 log = Logger()
 
-_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z")
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
 _UNSTORABLE: Final = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})")
 _STATES: Final = frozenset({"empty", "ready", "syncing", "failed"})
@@ -71,6 +75,8 @@ class RegionWire:
             {
                 Enroll: self.enroll,
                 Register: self.register,
+                Renew: self.renew,
+                Renewed: self.renewed,
                 ReportInventory: self.report_inventory,
                 SendEvents: self.send_events,
             },
@@ -78,10 +84,8 @@ class RegionWire:
 
     async def enroll(self, link: Link, token_id: str, proof: bytes, csr: bytes, name: str) -> Mapping[str, Any]:
         """Give a rack that proves to know a token's secret its certificate and its system id."""
-        if not _NAME.match(name):
-            raise EnrolmentRefused(
-                f"{name[:80]!r} cannot be a rack's name: use letters, digits, '-' and '.', at most 64 (--name)"
-            )
+        if not is_name(name):
+            raise EnrolmentRefused(f"{name[:80]!r} cannot be a rack's name: {NAME_RULE} (--name)")
         if not _TOKEN_ID.match(token_id):
             raise EnrolmentRefused(
                 "what was sent is no join token's id: join with the stanchion command of this version"
@@ -99,7 +103,10 @@ class RegionWire:
         """Agree on a version and take the link into use."""
         version = agree(versions)
         try:
+            await self._authority.issued.admit(link.peer.id, link.peer.certificate)
             rack = await self._registry.register(link, software)
+        except RackInUse as refused:
+            raise AlreadyLinked(str(refused)) from refused
         except RackRefused as refused:
             raise RegistrationRefused(str(refused)) from refused
         link.on_lost(self._lost)
@@ -107,7 +114,43 @@ class RegionWire:
             "Rack {rack} ({name}) registered from {peer}, software {software}.",
             rack=rack.system_id, name=rack.name, peer=str(link.peer), software=software,
         )  # fmt: skip
+        self.ask_to_renew(link.peer.id)
         return {"version": version, "region": self._name, "stream_urls": self._stream_urls}
+
+    async def renew(self, link: Link, csr: bytes) -> Mapping[str, Any]:
+        """Give a registered rack its next certificate; the one that it has stays good until it uses the next."""
+        if not self._is_registered(link):
+            raise RenewalRefused(f"this link is not the one of rack {link.peer.id}: register first")
+        try:
+            renewed = await self._authority.renew(link.peer.id, csr)
+        except RackRefused as refused:
+            raise RenewalRefused(str(refused)) from refused
+        log.info("{peer} was given a new certificate.", peer=str(link.peer))
+        return {"certificate": renewed.certificate, "ca": renewed.ca}
+
+    async def renewed(self, link: Link, certificate: str) -> Mapping[str, Any]:
+        """Note that a rack keeps a certificate that it was given."""
+        if not self._is_registered(link):
+            raise NotAllowed(f"this link is not the one of rack {link.peer.id}: register first")
+        if not is_sha256(certificate) or not await self._authority.issued.stored(link.peer.id, certificate):
+            raise NotAllowed(f"rack {link.peer.id} was given no certificate {certificate[:80]!r}")
+        log.info("{peer} has stored its new certificate.", peer=str(link.peer))
+        return {}
+
+    def _is_registered(self, link: Link) -> bool:
+        return self._registry.link_of(link.peer.id) is link
+
+    def ask_to_renew(self, system_id: str | None = None) -> None:
+        """Have the linked racks, or just one, renew that were not told yet which authorities to trust now."""
+        asking = Deferred.fromCoroutine(self._ask_to_renew(system_id))
+        asking.addErrback(lambda failure: log.failure("Could not ask racks to renew their certificates", failure))
+
+    async def _ask_to_renew(self, system_id: str | None) -> None:
+        behind = await self._authority.issued.not_told(self._authority.keys.authorities, system_id)
+        links = [link for rack in behind if (link := self._registry.link_of(rack.system_id)) is not None]
+        # A failure is logged and counted by the link; the rack is asked again when it registers the next time.
+        asks = [link.ask(RenewSoon, reason="the region's certificate authority was changed") for link in links]
+        await gatherResults([Deferred.fromCoroutine(ask) for ask in asks])
 
     async def report_inventory(
         self, link: Link, generation: int, digest: str, state: str, progress: Any

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from twisted.internet.defer import Deferred
 
 from region.answers.combine import Catalogue
 from region.api.keys import ApiKey
+from region.racks import RackRefused
 from rpc.manifest import Manifest
 from rpc.outcomes import Answered, Outcome
 
@@ -59,6 +60,7 @@ class Rack:
     last_connected: datetime | None = NOW
     last_disconnected: datetime | None = None
     reported: datetime | None = NOW
+    revoked: datetime | None = None
 
 
 @define
@@ -96,6 +98,7 @@ class Racks:
         self.ended: dict[str, float] = {}
         self.told: list[str] = []
         self.forgotten: dict[str, bool] = {}
+        self.cut_off: dict[str, Rack] = {}
 
     def add(self, system_id: str, catalogue: Catalogue, generation: int = 1, state: str = "ready") -> Link:
         self.racks[system_id] = Rack(system_id, f"rack-{system_id}", generation=generation, digest=catalogue.digest)
@@ -119,9 +122,26 @@ class Racks:
         self.links.pop(system_id, None)
         return self.forgotten.setdefault(system_id, system_id in self.racks)
 
+    def revoked(self) -> Mapping[str, Rack]:
+        return self.cut_off
+
+    async def revoke(self, system_id: str) -> bool:
+        self.links.pop(system_id, None)
+        if system_id not in self.racks:
+            return False
+        self.cut_off[system_id] = evolve(self.racks.pop(system_id), revoked=NOW)
+        return True
+
+    async def rename(self, system_id: str, name: str) -> bool:
+        if name == "taken":
+            raise RackRefused("another rack is named 'taken'")
+        self.racks[system_id] = evolve(self.racks[system_id], name=name)
+        return True
+
     async def refresh(self) -> None:
         for system_id in self.forgotten:
             self.racks.pop(system_id, None)
+            self.cut_off.pop(system_id, None)
 
     def consider(self, system_id: str, *, even_if_in_step: bool = False) -> bool:
         self.told.append(system_id)

@@ -20,7 +20,7 @@ from rpc.manifest import Manifest
 from rpc.outcomes import Failed, TimedOut
 from tests.region.fakes import EPOCH, Generations, Keys, Racks, ask_each
 from tests.region.inventories import BOOKWORM, FOCAL, NOBLE, NOBLE_ARM, catalogue, image, loader
-from tests.region.web import Connection, Response
+from tests.region.web import Connection, Response, form
 
 
 class ReleasesTestCase(SynchronousTestCase):
@@ -441,6 +441,34 @@ class RackControllers(ReleasesTestCase):
         self.assertEqual(self.ask("DELETE", "rackcontrollers/bbbbbb/").status, 204)
         self.assertEqual(self.get("releases/focal/").status, 400)
         self.assertEqual(self.ask("DELETE", "rackcontrollers/bbbbbb/").status, 404)
+
+    def test_a_rack_that_is_revoked_is_not_waited_for_but_still_listed_until_it_is_forgotten(self) -> None:
+        self.publish(FOCAL)
+        self.racks.add("aaaaaa", self.publish(NOBLE), 2)
+        self.racks.add("bbbbbb", catalogue([FOCAL]), 1).outcome = TimedOut(2.0)
+        self.assertEqual(self.get("releases/focal/").status, 503)
+        response = self.ask("POST", "rackcontrollers/rack-bbbbbb/?op=revoke")
+        self.assertEqual((response.status, response.json["system_id"]), (200, "bbbbbb"))
+        self.assertTrue(response.json["revoked"])
+        self.assertFalse(response.json["connected"])
+        self.assertEqual(self.get("releases/focal/").status, 400)
+        self.assertEqual([bool(rack["revoked"]) for rack in self.get("rackcontrollers/").json], [False, True])
+        self.assertEqual(self.ask("POST", "rackcontrollers/bbbbbb/?op=revoke").status, 200)
+        for method, op in (("GET", "list_boot_images"), ("POST", "import_boot_images")):
+            response = self.ask(method, f"rackcontrollers/bbbbbb/?op={op}")
+            self.assertEqual(response.status, 409)
+            self.assertIn("was revoked", response.text)
+        self.assertEqual(self.ask("DELETE", "rackcontrollers/bbbbbb/").status, 204)
+        self.assertEqual(len(self.get("rackcontrollers/").json), 1)
+        self.assertEqual(self.ask("POST", "rackcontrollers/bbbbbb/?op=revoke").status, 404)
+
+    def test_a_rack_is_renamed(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE))
+        response = self.ask("PUT", "rackcontrollers/rack-aaaaaa/", **form(hostname="cellar"))
+        self.assertEqual((response.status, response.json["hostname"]), (200, "cellar"))
+        response = self.ask("PUT", "rackcontrollers/cellar/", **form(hostname="taken"))
+        self.assertEqual((response.status, response.json), (400, {"hostname": ["another rack is named 'taken'"]}))
+        self.assertEqual(self.ask("PUT", "rackcontrollers/other/", **form(hostname="x")).status, 404)
 
 
 class About(ReleasesTestCase):

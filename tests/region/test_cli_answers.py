@@ -206,6 +206,36 @@ class TestRacks(CommandCase):
         self.assertEqual(self.stanchion("racks", "--forget", "r1")[0], 0)
         self.assertEqual(self.stanchion("racks", "--forget", "r7")[0], 1)
         self.assertEqual([seen.method for seen in self.region.seen], ["GET", "DELETE", "GET"])
+        self.assertEqual(self.stanchion("racks", "forget", "abc234")[0], 0)
+        self.assertEqual(self.region.seen[-1].method, "DELETE")
+
+    def test_a_rack_is_revoked_by_name(self):
+        self.region.answers["GET", "rackcontrollers/"] = [CONTROLLER]
+        self.region.answers["POST", "rackcontrollers/abc234/"] = CONTROLLER | {"revoked": "noon"}
+        status, output, _ = self.stanchion("racks", "revoke", "r1")
+        self.assertEqual(status, 0)
+        self.assertIn("r1 is revoked", output)
+        self.assertEqual(self.region.seen[-1].query, {"op": ["revoke"]})
+        status, _, complaint = self.stanchion("racks", "revoke", "r7")
+        self.assertEqual(status, 1)
+        self.assertIn("there is no rack 'r7'", complaint)
+
+    def test_a_revoked_rack_is_shown_as_that_and_is_not_missed(self):
+        self.region.answers["GET", "rackcontrollers/"] = [CONTROLLER | {"connected": False, "revoked": "noon"}]
+        status, output, _ = self.stanchion("racks")
+        self.assertEqual(status, 0)
+        self.assertIn("revoked", output)
+        self.assertIn("stanchion racks forget r1", output)
+
+    def test_a_rack_is_renamed_or_it_is_said_why_not(self):
+        self.region.answers["GET", "rackcontrollers/"] = [CONTROLLER]
+        self.region.answers["PUT", "rackcontrollers/abc234/"] = CONTROLLER | {"hostname": "cellar"}
+        status, output, _ = self.stanchion("racks", "rename", "r1", "cellar")
+        self.assertEqual((status, output), (0, "r1 is named cellar from now on\n"))
+        self.assertEqual(self.region.seen[-1].method, "PUT")
+        self.region.answers["PUT", "rackcontrollers/abc234/"] = Told({"hostname": ["another rack is named 'r2'"]}, 400)
+        status, _, complaint = self.stanchion("racks", "rename", "r1", "r2")
+        self.assertEqual((status, complaint), (1, "stanchion: another rack is named 'r2'\n"))
 
 
 class TestImages(CommandCase):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 
-from region.racks import RackRefused, RackRegistry, RackStore
+from region.racks import RackInUse, RackRefused, RackRegistry, RackStore, watch
+from rpc.commands import Ping
+from rpc.outcomes import Answered, Outcome, TimedOut
 from rpc.protocol import Peer
 from tests.database import DatabaseTestCase
 
@@ -18,16 +20,25 @@ DIGEST = "d" * 64
 class FakeLink:
     """What the registry needs of a link."""
 
-    def __init__(self, system_id: str) -> None:
-        self.peer = Peer("rack", system_id, "192.0.2.1:4")
+    def __init__(self, system_id: str, address: str = "192.0.2.1:4") -> None:
+        self.peer = Peer("rack", system_id, address)
         self.closed: list[str] = []
+        self.outcome: Outcome[Any] = TimedOut(5.0)
+        self.pinged: list[Deferred[None]] | None = None
+
+    async def ask(self, command: Any, *, deadline: float) -> Outcome[Any]:
+        assert command is Ping
+        if self.pinged is not None:
+            self.pinged.append(Deferred())
+            await self.pinged[-1]
+        return self.outcome
 
     def close(self, reason: str = "") -> None:
         self.closed.append(reason)
 
 
-def link(system_id: str) -> Any:
-    return FakeLink(system_id)
+def link(system_id: str, address: str = "192.0.2.1:4") -> Any:
+    return FakeLink(system_id, address)
 
 
 class RegistryTests(DatabaseTestCase):
@@ -74,7 +85,62 @@ class RegistryTests(DatabaseTestCase):
         self.assertIs(self.registry.link_of("aaaaaa"), mine)
         self.assertEqual((rack.version, rack.last_connected), ("1.2", NOW))
 
-    async def test_a_newer_link_replaces_the_older_which_is_closed(self) -> None:
+    async def test_a_second_link_is_refused_while_the_first_one_is_alive(self) -> None:
+        first, second = link("aaaaaa", "192.0.2.1:4"), link("aaaaaa", "192.0.2.9:5")
+        await self.registry.register(first, "1")
+        first.outcome = Answered({}, 0.001)
+        with self.assertRaises(RackInUse) as caught:
+            await self.registry.register(second, "1")
+        for said in ("one (aaaaaa)", "192.0.2.1:4", "192.0.2.9:5", "two machines"):
+            self.assertIn(said, str(caught.exception))
+        self.assertIs(self.registry.link_of("aaaaaa"), first)
+        self.assertEqual((first.closed, second.closed), ([], []))
+
+    async def test_a_link_that_registers_again_is_not_in_its_own_way(self) -> None:
+        mine = link("aaaaaa")
+        mine.outcome = Answered({}, 0.001)
+        await self.registry.register(mine, "1")
+        await self.registry.register(mine, "2")
+        self.assertIs(self.registry.link_of("aaaaaa"), mine)
+
+    async def test_of_two_that_come_while_the_old_link_dies_one_is_let_in(self) -> None:
+        dead, one, two = link("aaaaaa"), link("aaaaaa"), link("aaaaaa")
+        await self.registry.register(dead, "1")
+        dead.pinged = []
+        coming = [Deferred.fromCoroutine(self.registry.register(each, "1")) for each in (one, two)]
+        one.outcome = two.outcome = Answered({}, 0.001)
+        for asked in dead.pinged:
+            asked.callback(None)
+        ends = [success for success, _ in await DeferredList(coming, consumeErrors=True)]
+        self.assertEqual(sorted(ends), [False, True])
+        self.assertIs(self.registry.link_of("aaaaaa"), (one, two)[ends.index(True)])
+        self.assertEqual(len(dead.closed), 1)
+
+    async def test_a_rack_that_is_revoked_while_it_registers_does_not_get_in(self) -> None:
+        dead, mine = link("aaaaaa"), link("aaaaaa")
+        await self.registry.register(dead, "1")
+        dead.pinged = []
+        coming = Deferred.fromCoroutine(self.registry.register(mine, "1"))
+        await self.store.revoke("aaaaaa")
+        await self.registry.refresh()
+        dead.pinged[0].callback(None)
+        with self.assertRaises(RackRefused):
+            await coming
+        self.assertIsNone(self.registry.link_of("aaaaaa"))
+
+    async def test_revoking_a_rack_closes_its_link_in_every_region_process_and_says_why(self) -> None:
+        other = RackRegistry(self.store, lambda: NOW)
+        refreshed: Deferred[str] = Deferred()
+        watch(other, self.database)
+        await other.refresh()
+        mine = link("aaaaaa")
+        mine.close = lambda reason: refreshed.callback(reason)
+        await other.register(mine, "1")
+        await self.store.revoke("aaaaaa")
+        self.assertEqual(await refreshed, "it was revoked")
+        self.assertIsNone(other.link_of("aaaaaa"))
+
+    async def test_a_newer_link_replaces_an_older_one_that_does_not_answer(self) -> None:
         older, newer = link("aaaaaa"), link("aaaaaa")
         await self.registry.register(older, "1")
         await self.registry.register(newer, "1")

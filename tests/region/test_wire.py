@@ -9,13 +9,16 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from region.authority import EnrolledRack, TokenRefused
 from region.events import NotEnrolled
-from region.racks import RackRefused
+from region.racks import RackInUse, RackRefused
 from region.wire import RegionWire
 from rpc.commands import (
+    AlreadyLinked,
     EnrolmentRefused,
     EventsRefused,
     Register,
     RegistrationRefused,
+    RenewalRefused,
+    RenewSoon,
     ReportRefused,
     VersionMismatch,
 )
@@ -24,13 +27,18 @@ from rpc.protocol import NotAllowed, Peer
 
 DIGEST = "d" * 64
 TOKEN = "0123456789abcdef"
+SHA256 = "c" * 64
 
 
 class FakeLink:
-    peer = Peer("rack", "aaaaaa", "192.0.2.1:4")
+    peer = Peer("rack", "aaaaaa", "192.0.2.1:4", SHA256)
 
     def __init__(self) -> None:
         self.lost: list[Any] = []
+        self.asked: list[Any] = []
+
+    async def ask(self, command: Any, **arguments: Any) -> None:
+        self.asked.append((command, arguments))
 
     def channel_binding(self) -> bytes:
         return b"binding"
@@ -48,6 +56,11 @@ class Fakes:
     """The authority, the registry and the syncs in one; each notes what it is asked."""
 
     def __init__(self) -> None:
+        self.issued = self
+        self.keys = self
+        self.authorities = ["f" * 64]
+        self.behind: list[Any] = []
+        self.link: Any = None
         self.calls: list[tuple[Any, ...]] = []
         self.refuses: Exception | None = None
 
@@ -59,6 +72,24 @@ class Fakes:
     async def enrol(self, *arguments: Any) -> EnrolledRack:
         self._call("enrol", *arguments)
         return EnrolledRack(b"certificate", b"ca", "aaaaaa")
+
+    async def admit(self, system_id: str, sha256: str) -> None:
+        self._call("admit", system_id, sha256)
+
+    async def renew(self, *arguments: Any) -> EnrolledRack:
+        self._call("renew", *arguments)
+        return EnrolledRack(b"certificate", b"ca", "aaaaaa")
+
+    async def stored(self, system_id: str, sha256: str) -> bool:
+        self._call("stored", system_id, sha256)
+        return sha256 == SHA256
+
+    async def not_told(self, authorities: list[str], system_id: str | None) -> list[Any]:
+        assert authorities == self.authorities
+        return self.behind
+
+    def link_of(self, system_id: str) -> Any:
+        return self.link
 
     async def refresh(self) -> None:
         self._call("refresh")
@@ -130,7 +161,41 @@ class WireTests(SynchronousTestCase):
         Register.answer_schema.dump(answer)
         [callback] = self.link.lost
         callback(self.link, "gone")
-        self.assertEqual(self.fakes.calls, [("register", "aaaaaa", "0.1"), ("lost", "aaaaaa")])
+        self.assertEqual(
+            self.fakes.calls, [("admit", "aaaaaa", SHA256), ("register", "aaaaaa", "0.1"), ("lost", "aaaaaa")]
+        )
+        self.assertEqual(self.link.asked, [])
+
+    def test_a_rack_whose_other_link_is_alive_is_told(self) -> None:
+        self.fakes.refuses = RackInUse("linked already")
+        self.assertEqual(self.failure(self.register([1]), AlreadyLinked), "linked already")
+
+    def test_a_rack_that_does_not_know_the_authorities_is_asked_to_renew(self) -> None:
+        self.fakes.link, self.fakes.behind = self.link, [FakeRack()]
+        self.result(self.register([1]))
+        [(command, arguments)] = self.link.asked
+        self.assertIs(command, RenewSoon)
+        self.assertIn("authority was changed", arguments["reason"])
+
+    def test_a_rack_renews_over_its_registered_link_only(self) -> None:
+        self.assertIn("register first", self.failure(self.wire.renew(self.link, b"csr"), RenewalRefused))
+        self.assertIn("register first", self.failure(self.wire.renewed(self.link, SHA256), NotAllowed))
+        self.assertEqual(self.fakes.calls, [])
+        self.fakes.link = self.link
+        answer = self.result(self.wire.renew(self.link, b"csr"))
+        self.assertEqual(answer, {"certificate": b"certificate", "ca": b"ca"})
+        self.assertEqual(self.result(self.wire.renewed(self.link, SHA256)), {})
+        self.assertEqual(self.fakes.calls, [("renew", "aaaaaa", b"csr"), ("stored", "aaaaaa", SHA256)])
+
+    def test_what_was_not_issued_is_not_stored(self) -> None:
+        self.fakes.link = self.link
+        for sha256 in ("0" * 64, "x", "\0"):
+            self.assertIn("was given no", self.failure(self.wire.renewed(self.link, sha256), NotAllowed))
+        self.assertEqual(self.fakes.calls, [("stored", "aaaaaa", "0" * 64)])
+
+    def test_a_refusal_to_renew_tells_the_rack_why(self) -> None:
+        self.fakes.link, self.fakes.refuses = self.link, RackRefused("revoked")
+        self.assertEqual(self.failure(self.wire.renew(self.link, b"csr"), RenewalRefused), "revoked")
 
     def test_no_common_version_says_which_side_to_upgrade(self) -> None:
         self.assertIn("upgrade the region", self.failure(self.register([2, 3]), VersionMismatch))

@@ -35,6 +35,8 @@ class IRack(RackInfo, Protocol):
     def last_disconnected(self) -> datetime | None: ...
     @property
     def reported(self) -> datetime | None: ...
+    @property
+    def revoked(self) -> datetime | None: ...
 
 
 class IRackStore(Protocol):
@@ -42,6 +44,12 @@ class IRackStore(Protocol):
 
     async def forget(self, system_id: str) -> bool:
         """Remove a rack, so that its certificate is refused from now on. Whether there was one."""
+
+    async def revoke(self, system_id: str) -> bool:
+        """Serve a rack no more. Whether it was served until now."""
+
+    async def rename(self, system_id: str, name: str) -> bool:
+        """Give a rack another name; RackRefused if it cannot have that. Whether there is the rack."""
 
 
 class IRacks(IRackLinks, Protocol):
@@ -53,6 +61,9 @@ class IRacks(IRackLinks, Protocol):
 
     def enrolled(self) -> Mapping[str, IRack]:
         """Every enrolled rack by system id."""
+
+    def revoked(self) -> Mapping[str, IRack]:
+        """Every rack that was revoked and not forgotten, by system id."""
 
     async def refresh(self) -> None:
         """Read the enrolled racks again."""

@@ -10,29 +10,57 @@ from twisted.logger import Logger
 from region.answers import wording
 from region.answers.combine import RackAnswer
 from region.answers.documents import BASE, rack_entry
-from region.api.operations import NOTHING, ApiError, Call, NotFound, Reply, document, text
+from region.api.operations import NOTHING, ApiError, Call, Invalid, NotFound, Reply, document, text
 from region.api.parts import IRack, Parts
+from region.racks import RackRefused
 from rpc.outcomes import NotConnected
 
 log = Logger()
 
 
 async def list_racks(parts: Parts, call: Call) -> Reply:
-    """Every enrolled rack, by name."""
+    """Every enrolled rack, and every one that was revoked, by name."""
     await parts.published.read()
-    racks = sorted(parts.racks.enrolled().values(), key=lambda rack: rack.name)
+    racks = sorted(_all(parts), key=lambda rack: rack.name)
     return document([_rack(parts, rack) for rack in racks])
 
 
 async def read_rack(parts: Parts, call: Call) -> Reply:
     """One rack."""
     await parts.published.read()
-    return document(_rack(parts, _find(parts, call)))
+    return document(_rack(parts, _find(parts, call, revoked=True)))
+
+
+async def rename_rack(parts: Parts, call: Call) -> Reply:
+    """The rack gets another name."""
+    rack = _find(parts, call, revoked=True)
+    name = call.values.get("hostname", rack.name)
+    try:
+        await parts.racks.store.rename(rack.system_id, name)
+    except RackRefused as refused:
+        raise Invalid({"hostname": [str(refused)]}) from refused
+    await parts.racks.refresh()
+    log.info("Rack {old} ({rack}) is named {name} on request.", old=rack.name, rack=rack.system_id, name=name)
+    return await read_rack(parts, call_for(rack.system_id))
+
+
+async def revoke_rack(parts: Parts, call: Call) -> Reply:
+    """The rack is cut off, in every region process, and its certificate is refused."""
+    rack = _find(parts, call, revoked=True)
+    await parts.racks.store.revoke(rack.system_id)
+    await parts.racks.refresh()
+    log.warn("Rack {name} ({rack}) was revoked on request.", name=rack.name, rack=rack.system_id)
+    return await read_rack(parts, call_for(rack.system_id))
+
+
+def call_for(system_id: str) -> Call:
+    """A call about the rack with this id, which stays when its name changes."""
+    return Call(path={"system_id": system_id})
 
 
 async def forget_rack(parts: Parts, call: Call) -> Reply:
     """The rack goes: nothing waits for it any more, and its certificate is refused."""
-    rack = _find(parts, call)
+    rack = _find(parts, call, revoked=True)
     await parts.racks.store.forget(rack.system_id)
     await parts.racks.refresh()
     log.info("Rack {name} ({rack}) was forgotten on request.", name=rack.name, rack=rack.system_id)
@@ -105,10 +133,16 @@ def _not_connected(racks: Sequence[IRack]) -> str:
     return f"Racks {wording.names(racks)} are not connected; they fetch what is published when they connect again."
 
 
-def _find(parts: Parts, call: Call) -> IRack:
+def _all(parts: Parts) -> list[IRack]:
+    return [*parts.racks.enrolled().values(), *parts.racks.revoked().values()]
+
+
+def _find(parts: Parts, call: Call, *, revoked: bool = False) -> IRack:
     wanted = call.path["system_id"]
-    for rack in parts.racks.enrolled().values():
+    for rack in _all(parts):
         if wanted in (rack.system_id, rack.name):
+            if rack.revoked is not None and not revoked:
+                raise ApiError(text(f"Rack {rack.name} was revoked: it is not served any more.", 409))
             return rack
     raise NotFound(f"There is no rack {wanted!r}: no rack has that system id or name.")
 
@@ -139,6 +173,7 @@ def _rack(parts: Parts, rack: IRack) -> dict[str, Any]:
         "not_connected_since": None if connected or since is None else wording.when(since),
         "last_connected": rack.last_connected and wording.when(rack.last_connected.timestamp()),
         "enrolled": wording.when(rack.enrolled.timestamp()),
+        "revoked": rack.revoked and wording.when(rack.revoked.timestamp()),
         "state": rack.state,
         "generation": rack.generation,
         "digest": rack.digest,

@@ -9,6 +9,7 @@ from region.api.operations import JSON, TEXT, Operation, Parameter
 
 _LIMIT: Final = Parameter("limit", "How many at most.", kind="integer", minimum=1, maximum=1000)
 _GONE: Final = "There is no such thing; the text says what."
+_REVOKED: Final = "The rack was revoked."
 _WRONG: Final = "The request is wrong; the text, or the JSON object of messages by field, says what is."
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -160,7 +161,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     # The racks.
     Operation(
         "GET", "/rackcontrollers/", "RackControllers", "read", racks.list_racks,
-        "Every enrolled rack: whether it is connected, and what it last reported.", answers={200: "The list."},
+        "Every enrolled rack: whether it is connected, and what it last reported; and those that were revoked.",
+        answers={200: "The list."},
     ),
     Operation(
         "POST", "/rackcontrollers/", "RackControllers", "import_boot_images", racks.import_on_all,
@@ -176,6 +178,16 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "One rack, by its system id or its name.", answers={200: "The rack.", 404: _GONE},
     ),
     Operation(
+        "PUT", "/rackcontrollers/{system_id}/", "RackController", "update", racks.rename_rack,
+        "Give a rack another name.", parameters=(Parameter("hostname", "Its new name."),),
+        answers={200: "The rack.", 400: _WRONG, 404: _GONE},
+    ),
+    Operation(
+        "POST", "/rackcontrollers/{system_id}/", "RackController", "revoke", racks.revoke_rack,
+        "Revoke a rack: it is cut off at once, and its certificate is refused. Its name stays taken until it is "
+        "forgotten.", op="revoke", answers={200: "The rack.", 404: _GONE},
+    ),
+    Operation(
         "DELETE", "/rackcontrollers/{system_id}/", "RackController", "delete", racks.forget_rack,
         "Forget a rack: it is not asked any more, and its certificate is refused.",
         answers={204: "It is forgotten.", 404: _GONE},
@@ -183,12 +195,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", "/rackcontrollers/{system_id}/", "RackController", "list_boot_images", racks.list_boot_images,
         "What one rack holds. It is asked now; `connected` and `status` say whether it answered.",
-        op="list_boot_images", answers={200: "The images.", 404: _GONE},
+        op="list_boot_images", answers={200: "The images.", 404: _GONE, 409: _REVOKED},
     ),
     Operation(
         "POST", "/rackcontrollers/{system_id}/", "RackController", "import_boot_images", racks.import_on_one,
         "Tell one rack to fetch what is published.", op="import_boot_images",
-        answers={202: "It is told.", 404: _GONE, 503: "It cannot be told; the text says why. With `Retry-After`."},
+        answers={
+            202: "It is told.", 404: _GONE, 409: _REVOKED,
+            503: "It cannot be told; the text says why. With `Retry-After`.",
+        },
         content=TEXT,
     ),
     # What happened.

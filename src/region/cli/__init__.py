@@ -119,12 +119,28 @@ exit status: 0 if every rack is connected, else 1.
 examples:
   stanchion racks
   stanchion racks --sync rack-2          have it look for what it lacks now
-  stanchion racks --forget rack-2        it is gone for good; its certificate is refused from now on""",
+  stanchion racks rename rack-2 cellar
+  stanchion racks revoke cellar          it is cut off at once, and its certificate is refused from now on
+  stanchion racks forget cellar          it is gone for good, and its name is free again""",
         parents=[connection],
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--sync", metavar="RACK", help="tell a rack (name or id) to sync now")
-    action.add_argument("--forget", metavar="RACK", help="remove a rack (name or id)")
+    action.add_argument("--forget", metavar="RACK", help="remove a rack (name or id), as `racks forget` does")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action")
+    for name, summary in (
+        ("revoke", "Cut a rack off at once, and refuse its certificate from now on."),
+        ("forget", "Remove a rack; its certificate is refused, and its name is free again."),
+        ("rename", "Give a rack another name."),
+    ):
+        one = command(
+            actions, name, _later("racks", name), summary,
+            epilog=f"example:\n  stanchion racks {name} rack-2" + (" cellar" if name == "rename" else ""),
+            parents=[connection],
+        )  # fmt: skip
+        one.add_argument("rack", metavar="RACK", help="its name or id")
+        if name == "rename":
+            one.add_argument("name", metavar="NAME", help="its new name")
     parser = command(
         subparsers,
         "events",
@@ -277,12 +293,35 @@ join a rack until it is used or expires: hand it over like a password.
 
 examples:
   sudo stanchion region join-token
-  sudo stanchion region join-token --expires 30m --uses 20""",
+  sudo stanchion region join-token --expires 30m --uses 20
+  sudo stanchion region join-token --list
+  sudo stanchion region join-token --revoke 0123456789abcdef""",
     )  # fmt: skip
     one.add_argument(
         "--expires", metavar="TIME", default="1d", help="how long it is good: 30m, 12h, 7d (default: %(default)s)"
     )
     one.add_argument("--uses", metavar="N", type=int, default=1, help="how many racks may join with it (default: 1)")
+    instead = one.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--list", action="store_true", help="show the tokens that were made; their secrets are not kept"
+    )
+    instead.add_argument("--revoke", metavar="ID", help="take a token back, as --list names it")
+    _config(one)
+    one = command(
+        actions, "rotate-ca", _later("rotation"), "Replace the region's certificate authority, step by step.",
+        epilog="""\
+The first run makes the new authority, and the region has its racks renew their certificates with it; both are trusted.
+Run it again to see which racks have not done so. When none is left, --finish retires the old authority.
+
+exit status: 0 every rack trusts the new one, or it is finished; 1 there are racks that do not.
+
+examples:
+  sudo stanchion region rotate-ca
+  until sudo stanchion region rotate-ca; do sleep 10; done
+  sudo stanchion region rotate-ca --finish""",
+    )  # fmt: skip
+    one.add_argument("--finish", action="store_true", help="retire the old authority")
+    one.add_argument("--anyway", action="store_true", help="finish although racks will be locked out: they join again")
     _config(one)
     one = command(
         actions, "apikey", _later("local", "apikey"), "Make a key for the API.",

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from region.cli.api import ask, client_of
-from rpc.client import Client, Refused
+from region.cli.api import ask, client_of, done
+from region.cli.racks import forget_rack
+from rpc.client import Refused
 from rpc.console import CommandFailed, Status, painted, safe, size, write, write_json, write_table
 
 STATUS_OF: Final[Mapping[str, Status]] = {
@@ -162,11 +163,11 @@ def racks(arguments: argparse.Namespace) -> int:
     """Every rack; or one is told to sync, or forgotten."""
     client = client_of(arguments)
     if arguments.sync:
-        return _done(
+        return done(
             arguments, client.post(f"rackcontrollers/{quote(arguments.sync, safe='')}/", op="import_boot_images")
         )
     if arguments.forget:
-        return _forget(arguments, client)
+        return forget_rack(arguments, client, arguments.forget)
     found = client.get("rackcontrollers/")
     if arguments.json:
         write_json(found)
@@ -175,7 +176,7 @@ def racks(arguments: argparse.Namespace) -> int:
             (
                 rack["hostname"],
                 rack["system_id"],
-                "connected" if rack["connected"] else "away",
+                "revoked" if rack.get("revoked") else "connected" if rack["connected"] else "away",
                 rack["state"],
                 "" if rack["generation"] is None else rack["generation"],
                 rack["version"],
@@ -186,10 +187,12 @@ def racks(arguments: argparse.Namespace) -> int:
         write_table(("RACK", "ID", "LINK", "STATE", "GENERATION", "VERSION", "NOTE"), rows)
     else:
         write("no rack has joined yet; `stanchion region join-token`, on the region, begins that")
-    return Status.YES if all(rack["connected"] for rack in found) else Status.NO
+    return Status.YES if all(rack["connected"] or rack.get("revoked") for rack in found) else Status.NO
 
 
 def _rack_note(rack: Document) -> str:
+    if rack.get("revoked"):
+        return f"since {rack['revoked']}; `stanchion racks forget {safe(rack['hostname'])}` frees its name"
     parts = []
     if not rack["connected"]:
         since = rack["not_connected_since"]
@@ -200,22 +203,6 @@ def _rack_note(rack: Document) -> str:
     if shown:
         parts.append(shown)
     return ", ".join(parts)
-
-
-def _forget(arguments: argparse.Namespace, client: Client) -> int:
-    for rack in client.get("rackcontrollers/"):
-        if arguments.forget in (rack["system_id"], rack["hostname"]):
-            client.delete(f"rackcontrollers/{rack['system_id']}/")
-            return _done(arguments, f"{rack['hostname']} is forgotten; its certificate is refused from now on")
-    raise CommandFailed(f"there is no rack {arguments.forget!r}; see `stanchion racks`", Status.NO)
-
-
-def _done(arguments: argparse.Namespace, text: Any) -> int:
-    if arguments.json:
-        write_json({"done": str(text).strip()})
-    else:
-        write(safe(str(text).strip()))
-    return Status.YES
 
 
 def images(arguments: argparse.Namespace) -> int:

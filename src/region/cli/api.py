@@ -12,7 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from rpc.client import Client, Fields, Refused
-from rpc.console import CommandFailed, Status
+from rpc.console import CommandFailed, Status, safe, write, write_json
 from rpc.profile import find_profile
 
 
@@ -37,6 +37,15 @@ def client_of(arguments: argparse.Namespace) -> Client:
             Status.USAGE,
         )
     return Client(profile)
+
+
+def done(arguments: argparse.Namespace, text: Any) -> int:
+    """Say what was done, in words or as JSON."""
+    if arguments.json:
+        write_json({"done": str(text).strip()})
+    else:
+        write(safe(str(text).strip()))
+    return Status.YES
 
 
 @frozen

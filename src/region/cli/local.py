@@ -26,11 +26,13 @@ from twisted.logger import (
 from twisted.python.failure import Failure
 
 from region.api.keys import ApiKeyStore
-from region.authority import AuthorityError, create_join_token, read_ca
+from region.authority_files import AuthorityError, read_ca
 from region.config import RegionConfig
 from region.database import Database, DatabaseUnavailable
 from region.database.premises import NAME
-from rpc.console import CommandFailed, Status, write, write_json
+from region.tokens import create_join_token, list_join_tokens, revoke_join_token
+from rpc.certificates import moment
+from rpc.console import CommandFailed, Status, write, write_json, write_table
 from rpc.settings import load
 
 T = TypeVar("T")
@@ -50,8 +52,12 @@ def apikey(arguments: argparse.Namespace) -> int:
 
 
 def join_token(arguments: argparse.Namespace) -> int:
-    """Make a join token."""
+    """Make a join token; or list those that there are, or take one back."""
     config = load(RegionConfig, arguments.config)
+    if arguments.list:
+        return _list_tokens(arguments, config)
+    if arguments.revoke:
+        return _revoke_token(arguments, config)
     seconds = seconds_of(arguments.expires)
     if arguments.uses < 1:
         raise CommandFailed(f"--uses must be 1 or more, not {arguments.uses}", Status.USAGE)
@@ -70,6 +76,41 @@ def join_token(arguments: argparse.Namespace) -> int:
             address = config.rpc.advertise or f"THIS-HOST:{config.rpc.port}"
             write(f"\nOn the rack: sudo -u stanchion-rack stanchion rack join --region {address} {token}")
     return Status.YES
+
+
+def _list_tokens(arguments: argparse.Namespace, config: RegionConfig) -> int:
+    tokens = in_database(config, list_join_tokens)
+    if arguments.json:
+        write_json(
+            [
+                {"id": one.id, "state": one.state, "created": moment(one.created), "expires": moment(one.expires),
+                 "uses_left": one.uses_left, "revoked": one.revoked and moment(one.revoked)}
+                for one in tokens
+            ]
+        )  # fmt: skip
+    elif tokens:
+        rows = [(one.id, one.state, one.uses_left, moment(one.created), moment(one.expires)) for one in tokens]
+        write_table(("TOKEN", "STATE", "USES LEFT", "MADE", "EXPIRES"), rows)
+    else:
+        write("there are no join tokens; `stanchion region join-token` makes one")
+    return Status.YES
+
+
+def _revoke_token(arguments: argparse.Namespace, config: RegionConfig) -> int:
+    if not in_database(config, lambda database: revoke_join_token(database, arguments.revoke)):
+        raise CommandFailed(
+            f"there is no join token {arguments.revoke!r}; see `stanchion region join-token --list`", Status.NO
+        )
+    say(arguments, {"revoked": arguments.revoke}, f"nobody can join with {arguments.revoke} any more")
+    return Status.YES
+
+
+def say(arguments: argparse.Namespace, document: object, text: str) -> None:
+    """Print ``document`` for a program, or ``text`` for people."""
+    if arguments.json:
+        write_json(document)
+    else:
+        write(text)
 
 
 def seconds_of(text: str) -> int:
