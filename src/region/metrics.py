@@ -98,7 +98,7 @@ class RegionMetrics(Collector):
         self._clock = clock
         self._run_in_thread = run_in_thread
         self._imports: _Imports | None = None
-        self._is_database_up = False
+        self._is_database_up = True  # until it is seen not to be, which is then said once
         self._blobs_bytes = 0
         self._blobs_looked: float | None = None
 
