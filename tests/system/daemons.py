@@ -186,6 +186,17 @@ class Region(Daemon):
             f"[images]\nat_start = false\ninterval_minutes = 0\n{images}\n{settings}\n"
         )
 
+    def kill(self) -> None:
+        """kill -9, and wait until its PostgreSQL, which ends with it, has ended too."""
+        data = self.directory / "region" / "postgres" / "data"
+        try:
+            postmaster = int((data / "postmaster.pid").read_text().split()[0])
+        except (FileNotFoundError, IndexError):
+            postmaster = 0
+        super().kill()
+        if postmaster:
+            wait_for(lambda: not Path(f"/proc/{postmaster}").exists(), "PostgreSQL to end")
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http}/MAAS"
