@@ -15,11 +15,13 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.logger import Logger
 
 from region.authority import Authority, TokenRefused
+from region.database import DatabaseUnavailable
 from region.events import EventStore, NotEnrolled
 from region.racks import NAME_RULE, RackInUse, RackRefused, RackRegistry, is_name
 from region.syncing import SyncDriver
 from rpc.commands import (
     AlreadyLinked,
+    Command,
     Enroll,
     EnrolmentRefused,
     EventsRefused,
@@ -34,8 +36,10 @@ from rpc.commands import (
     SendEvents,
 )
 from rpc.events import MAX_BATCH, InvalidEvent, read_event
+from rpc.failures import Unavailable
 from rpc.manifest import is_sha256
 from rpc.protocol import Link, NotAllowed, Responders
+from rpc.responders import Responder
 from rpc.versions import agree
 
 log = Logger()
@@ -43,6 +47,18 @@ log = Logger()
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
 _UNSTORABLE: Final = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})")
 _STATES: Final = frozenset({"empty", "ready", "syncing", "failed"})
+
+
+def _with_database(responder: Responder) -> Responder:
+    """``responder``, which tells a rack to ask later while the database is away: that is no error of the region's."""
+
+    async def answer(link: Link, **arguments: Any) -> Mapping[str, Any]:
+        try:
+            return await responder(link, **arguments)
+        except DatabaseUnavailable as error:
+            raise Unavailable("the region cannot reach its database; ask again later") from error
+
+    return answer
 
 
 class RegionWire:
@@ -70,17 +86,15 @@ class RegionWire:
 
     def responders(self) -> Responders:
         """The table of what the region answers."""
-        return Responders(
-            "region",
-            {
-                Enroll: self.enroll,
-                Register: self.register,
-                Renew: self.renew,
-                Renewed: self.renewed,
-                ReportInventory: self.report_inventory,
-                SendEvents: self.send_events,
-            },
-        )
+        table: dict[type[Command], Responder] = {
+            Enroll: self.enroll,
+            Register: self.register,
+            Renew: self.renew,
+            Renewed: self.renewed,
+            ReportInventory: self.report_inventory,
+            SendEvents: self.send_events,
+        }
+        return Responders("region", {command: _with_database(responder) for command, responder in table.items()})
 
     async def enroll(self, link: Link, token_id: str, proof: bytes, csr: bytes, name: str) -> Mapping[str, Any]:
         """Give a rack that proves to know a token's secret its certificate and its system id."""

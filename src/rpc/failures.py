@@ -52,6 +52,13 @@ class TooBusy(CallFailed):
     code = b"TOO_BUSY"
 
 
+class Unavailable(CallFailed):
+    """The peer cannot answer at the moment, for a reason that passes, such as its database being away: ask later.
+    Responders may raise it."""
+
+    code = b"UNAVAILABLE"
+
+
 class PeerTooOld(CallFailed):
     """The peer speaks a version of the protocol that does not have the command. Nothing was sent; the text says which
     end to upgrade."""
@@ -92,5 +99,5 @@ class LinkLost(CallFailed):
 
 
 TRAVELLING: Final[dict[bytes, type[CallFailed]]] = {
-    kind.code: kind for kind in (Unhandled, UnknownCommand, NotAllowed, ArgumentsRefused, TooBusy)
+    kind.code: kind for kind in (Unhandled, UnknownCommand, NotAllowed, ArgumentsRefused, TooBusy, Unavailable)
 }

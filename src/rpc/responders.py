@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from rpc.arguments import Malformed
 from rpc.boxes import pairs
 from rpc.commands import BY_NAME, Command, DeclaredError, Register, Role
-from rpc.failures import ArgumentsRefused, CallFailed, NotAllowed, Unhandled, UnknownCommand
+from rpc.failures import ArgumentsRefused, CallFailed, NotAllowed, Unavailable, Unhandled, UnknownCommand
 
 if TYPE_CHECKING:
     from rpc.protocol import Link
@@ -40,7 +40,8 @@ class Refused(Exception):
 class Responders:
     """What an end that is ``role`` answers: for each command the function that answers it. Ping need not be there.
 
-    A function may raise what its command declares, or :class:`NotAllowed`. Anything else that it raises is an internal
+    A function may raise what its command declares, or
+    :class:`NotAllowed` or :class:`Unavailable`. Anything else that it raises is an internal
     error: the peer gets a reference, the log the traceback.
 
     :raises ValueError: if a command is not for this role to answer.
@@ -82,7 +83,7 @@ class Responders:
             if command is Register:
                 link.agreed(answer["version"])
             return encoded
-        except NotAllowed as error:
+        except (NotAllowed, Unavailable) as error:
             raise _refused(command, error) from error
         except Exception as error:  # becomes a typed refusal; the link reports it
             for code, kind in command.declared.items():

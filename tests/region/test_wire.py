@@ -8,6 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.authority import EnrolledRack, TokenRefused
+from region.database import DatabaseUnavailable
 from region.events import NotEnrolled
 from region.racks import RackInUse, RackRefused
 from region.wire import RegionWire
@@ -19,11 +20,14 @@ from rpc.commands import (
     RegistrationRefused,
     RenewalRefused,
     RenewSoon,
+    ReportInventory,
     ReportRefused,
     VersionMismatch,
 )
 from rpc.events import MAX_BATCH, Event
+from rpc.failures import Unavailable
 from rpc.protocol import NotAllowed, Peer
+from rpc.testing import RecordingReporter, linked
 
 DIGEST = "d" * 64
 TOKEN = "0123456789abcdef"
@@ -214,6 +218,23 @@ class WireTests(SynchronousTestCase):
     def test_holding_nothing_is_stored_as_nothing(self) -> None:
         self.result(self.report(-1, "", "empty"))
         self.assertEqual(self.fakes.calls[0], ("report", "aaaaaa", None, None, "empty", {}))
+
+    def test_while_the_database_is_away_a_rack_is_told_to_ask_later(self) -> None:
+        reports = RecordingReporter()
+        region, rack, pump = linked(self.wire.responders(), {}, region_reporter=reports)
+        region.agreed(1)
+        rack.agreed(1)
+        self.fakes.refuses = DatabaseUnavailable("no route to the server")
+        asking = Deferred.fromCoroutine(
+            rack.call(ReportInventory, generation=3, digest=DIGEST, state="ready", progress={})
+        )
+        asking.addErrback(lambda failure: failure.value)
+        pump.flush()
+        error = self.successResultOf(asking)
+        self.assertIsInstance(error, Unavailable)
+        self.assertNotIn("no route", str(error))
+        self.assertEqual(reports.kinds, ["Unavailable"])
+        self.assertIsNone(reports.calls[0].failure)
 
     def test_a_report_that_is_none_is_refused_and_not_stored(self) -> None:
         for wrong in (
