@@ -18,6 +18,12 @@ from region.api.site import ApiRequest
 
 log = Logger()
 
+SIGNPOST: Final = (
+    "This is a Stanchion region.  Its API is at /MAAS/api/2.0/ (described in /MAAS/api/2.0/openapi.json), its image "
+    "stream at /MAAS/images-stream/streams/v1/index.json, its metrics at /metrics.\n"
+)
+"""What someone reads who comes to the front door."""
+
 IDLE_SECONDS: Final = 60.0
 """How long a kept-alive connection may say nothing."""
 
@@ -87,9 +93,39 @@ class RegionSite(Site):
         )
 
 
+class Signpost(Resource):
+    """A place where there is nothing but other places: it says in plain text which, also for what is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # twisted.web is not typed
+
+    def render_GET(self, request: Request) -> bytes:
+        """Say where to go."""
+        return self._say(request, 200, SIGNPOST)
+
+    def getChild(self, path: bytes, request: Request) -> IResource:
+        """What is at a path below that leads nowhere; the empty one is this place itself."""
+        return self if path in (b"", b"index.html") else _Nowhere()
+
+    @staticmethod
+    def _say(request: Request, status: int, text: str) -> bytes:
+        request.setResponseCode(status)
+        request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
+        return text.encode()
+
+
+class _Nowhere(Signpost):
+    isLeaf = True
+
+    def render(self, request: Request) -> bytes:
+        """Whatever the method, there is nothing."""
+        path = request.path.decode("ascii", "backslashreplace")
+        return self._say(request, 404, f"There is nothing at {path}.  {SIGNPOST}")
+
+
 def tree(api: IResource, stream: IResource, metrics: IResource) -> Resource:
     """The resources of a region: ``/MAAS/api/2.0/``, ``/MAAS/images-stream/`` and ``/metrics``."""
-    root, maas, apis = Resource(), Resource(), Resource()
+    root, maas, apis = Signpost(), Signpost(), Signpost()
     root.putChild(b"MAAS", maas)
     root.putChild(b"metrics", metrics)
     maas.putChild(b"api", apis)
