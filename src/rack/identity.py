@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import asdict, field, fields, frozen
 
-from rack.config import split_address
+from rpc.addresses import split_address
 from rpc.certificates import CertificateInvalid, Credentials, check_issued, write_private
 
 _NAME: Final = "identity.json"

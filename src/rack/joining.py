@@ -12,8 +12,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, DNSLookupError, UnsupportedAddressFamily
 from twisted.python.failure import Failure
 
-from rack.config import RackConfig, split_address
+from rack.config import RackConfig
 from rack.identity import Identity, NotJoined, prepare_directory, read_identity, write_identity
+from rpc.addresses import split_address
 from rpc.certificates import CertificateInvalid
 from rpc.commands import EnrolmentRefused
 from rpc.console import CommandFailed, Status, write, write_json

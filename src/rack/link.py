@@ -16,11 +16,11 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from rack.config import split_address
 from rack.identity import Identity
 from rack.renewal import Renewal
 from rack.sync import Synchroniser
 from rack.wire import RackWire
+from rpc.addresses import split_address
 from rpc.commands import PROTOCOL_VERSION, Register, ReportInventory
 from rpc.endpoints import Reconnecting, reconnecting
 from rpc.identity import TLS, client_tls

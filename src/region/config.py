@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
+from rpc.addresses import split_address
 from rpc.settings import at_least, between, satisfies
 
 
@@ -37,6 +38,16 @@ def _is_stream_url(value: str) -> bool:
 _port = between(0, 65535)
 _proxy = satisfies(_is_proxy, "must be a proxy's address such as 'http://proxy.example.com:3128'")
 _stream_url = satisfies(_is_stream_url, "must be a URL such as 'http://region.example.com/MAAS/images-stream'")
+
+
+def _is_address(value: str) -> bool:
+    try:
+        return not value or bool(split_address(value))
+    except ValueError:
+        return False
+
+
+_address = satisfies(_is_address, "must be HOST:PORT such as 'region.example.com:5250'")
 _database = satisfies(
     lambda value: not value or value.startswith(("postgresql://", "postgres://")),
     "must begin with 'postgresql://', or be empty for a PostgreSQL that the region runs itself",
@@ -53,11 +64,12 @@ class HttpConfig:
 
 @frozen
 class RpcConfig:
-    """Where racks connect, over TLS. ``advertise`` is the HOST:PORT that join tokens tell people to use."""
+    """Where racks connect, over TLS. ``advertise`` is the HOST:PORT that racks and people are told to use; empty: the
+    address that a rack has connected to."""
 
     listen: str = "0.0.0.0"
     port: int = field(default=5250, validator=_port)
-    advertise: str = ""
+    advertise: str = field(default="", validator=_address)
 
 
 @frozen

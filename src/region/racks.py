@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import psycopg2.errors
 from attrs import evolve, field, frozen
@@ -22,7 +22,7 @@ from region.database import DatabaseUnavailable
 from region.database.pool import Database, Transaction
 from rpc.commands import Ping
 from rpc.outcomes import Answered
-from rpc.protocol import PING_PATIENCE, Link
+from rpc.protocol import PING_PATIENCE, Life, Link
 
 log = Logger()
 
@@ -172,16 +172,61 @@ def new_system_id() -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(6))
 
 
+class IConnections(Protocol):
+    """Where it is made known which racks this process is linked with; :class:`region.processes.Processes` is one."""
+
+    def linked(self, system_id: str, address: str) -> None:
+        """A rack is linked now, in place of any link that it had."""
+
+    def unlinked(self, system_id: str) -> None:
+        """A rack is not linked any more."""
+
+
+class Unrecorded:
+    """Makes nothing known."""
+
+    def linked(self, system_id: str, address: str) -> None:
+        """Nothing."""
+
+    def unlinked(self, system_id: str) -> None:
+        """Nothing."""
+
+
+@frozen
+class _Turn:
+    """Which of a rack's links is the later: of one instance of the rack, the one with the higher ``attempt``; otherwise
+    the one whose registration came in later."""
+
+    instance: str
+    attempt: int
+    arrival: int
+
+    def is_same_instance(self, other: _Turn) -> bool:
+        return bool(self.instance) and self.instance == other.instance
+
+    def is_after(self, other: _Turn) -> bool:
+        if self.is_same_instance(other) and self.attempt != other.attempt:
+            return self.attempt > other.attempt
+        return self.arrival > other.arrival
+
+
 class RackRegistry:
     """The enrolled racks, and the live links of this region process.
 
-    One link per rack: when a rack registers again, its newer link replaces the older one if that is dead. If it is
-    alive, the newer one is refused: two machines use one identity.
+    One link per rack. When the same instance of a rack registers again, its later link replaces the earlier one, which
+    is closed; in whatever order their registrations come in or come to an end. When another instance registers, its
+    link replaces the older one if that is dead; if it is alive, the newer one is refused: two machines use one
+    identity.
     """
 
-    def __init__(self, store: RackStore, clock_now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, store: RackStore, clock_now: Callable[[], datetime], connections: IConnections | None = None
+    ) -> None:
         self.store = store
         self._now = clock_now
+        self._connections: IConnections = connections or Unrecorded()
+        self._turns: dict[str, _Turn] = {}
+        self._arrivals = 0
         self._racks: Mapping[str, Rack] = {}
         self._revoked: Mapping[str, Rack] = {}
         self._links: dict[str, Link] = {}
@@ -198,7 +243,9 @@ class RackRegistry:
         for system_id in [system_id for system_id in self._links if system_id not in self._racks]:
             why = "it was revoked" if system_id in self._revoked else "it is no longer enrolled"
             log.warn("Closing the link of rack {rack}: {why}.", rack=system_id, why=why)
-            self._links.pop(system_id).close(why)
+            link = self._links[system_id]
+            self._forget(system_id)
+            link.close(why)
 
     def enrolled(self) -> Mapping[str, Rack]:
         """Every enrolled rack by system id. The mapping never changes; a new one takes its place."""
@@ -225,33 +272,53 @@ class RackRegistry:
         """The enrolled rack with this certificate."""
         return next((rack for rack in self._racks.values() if rack.certificate_sha256 == sha256), None)
 
-    async def register(self, link: Link, version: str) -> Rack:
-        """Make ``link`` the link of the rack that it names.
+    async def register(self, link: Link, version: str, instance: str = "", attempt: int = 0) -> Rack:
+        """Make ``link`` the link of the rack that it names, unless a later one of that rack is there.
 
-        :raises RackRefused: if the rack is not enrolled (any more).
-        :raises RackInUse: if it has another link, which is alive.
+        :param instance: what the rack says of itself, with ``attempt``; see :class:`rpc.commands.Register`.
+        :raises RackRefused: if the rack is not enrolled (any more), or this is not its latest link, or is lost.
+        :raises RackInUse: if another instance of it has a link that is alive.
         """
         system_id = link.peer.id
+        self._arrivals += 1
+        turn = _Turn(instance, attempt, self._arrivals)
         if system_id not in self._racks:
             await self.refresh()
         rack = self._racks.get(system_id)
         if rack is None:
             raise RackRefused(f"rack {system_id} is not enrolled here: join it again with stanchion rack join")
         while True:
-            await self._make_room(rack, link)
+            await self._make_room(rack, link, turn)
             async with self._order:
                 await self.store.connected(system_id, version)
                 self._change(system_id, version=version, last_connected=self._now())
-            if self._links.get(system_id) in (None, link):
-                break  # otherwise another link of this rack came meanwhile
+            if not self._is_in_the_way(system_id, link, turn):
+                break  # otherwise a link of another instance came meanwhile
+        # From here on nothing waits: what is decided is done.
         if system_id not in self._racks:
             raise RackRefused(f"rack {rack.name} ({system_id}) was revoked or forgotten while it registered")
+        if link.life is not Life.READY:
+            raise RackRefused("the link ended while it registered")
+        older = self._links.get(system_id)
+        if older is not None and older is not link and self._turns[system_id].is_after(turn):
+            raise RackRefused(f"rack {system_id} has registered on a later link; this one is of no use any more")
         self._links[system_id] = link
+        self._turns[system_id] = turn
+        self._connections.linked(system_id, link.peer.address)
+        if older is not None and older is not link:
+            log.warn("Rack {rack} ({name}) registered anew; its older link is closed.", rack=system_id, name=rack.name)
+            older.close("the rack registered anew")
         return self._racks[system_id]
 
-    async def _make_room(self, rack: Rack, link: Link) -> None:
-        """See to it that the rack has no other link that is alive."""
-        while (older := self._links.get(rack.system_id)) is not None and older is not link:
+    def _is_in_the_way(self, system_id: str, link: Link, turn: _Turn) -> bool:
+        """Whether there is a link of another instance of the rack than the one that registers on ``link``."""
+        older = self._links.get(system_id)
+        return older is not None and older is not link and not self._turns[system_id].is_same_instance(turn)
+
+    async def _make_room(self, rack: Rack, link: Link, turn: _Turn) -> None:
+        """See to it that no other instance of the rack has a link that is alive."""
+        while self._is_in_the_way(rack.system_id, link, turn):
+            older = self._links[rack.system_id]
             # A rack that lost its network may come back before its old link is known to be dead.
             outcome = await older.ask(Ping, deadline=PING_PATIENCE)
             if self._links.get(rack.system_id) is not older:
@@ -262,12 +329,14 @@ class RackRegistry:
                     f"is alive; the one from {link.peer.address} is refused: either two machines have this rack's "
                     "identity, or this region is listed twice in the rack's settings"
                 )
+            if link.life is not Life.READY:
+                raise RackRefused("the link ended while it registered")
             log.warn(
                 "Rack {rack} ({name}) registers anew from {newer}; its older link, from {older}, does not answer and "
                 "is closed.",
                 rack=rack.system_id, name=rack.name, newer=link.peer.address, older=older.peer.address,
             )  # fmt: skip
-            del self._links[rack.system_id]
+            self._forget(rack.system_id)
             older.close("the rack registered anew")
 
     async def lost(self, link: Link) -> None:
@@ -275,7 +344,7 @@ class RackRegistry:
         system_id = link.peer.id
         if self._links.get(system_id) is not link:
             return
-        del self._links[system_id]
+        self._forget(system_id)
         self._change(system_id, last_disconnected=self._now())
         async with self._order:
             await self.store.disconnected(system_id)
@@ -304,6 +373,10 @@ class RackRegistry:
     def held_generations(self) -> Mapping[str, int]:
         """For each rack that holds something, the generation that it last reported."""
         return {key: rack.generation for key, rack in self._racks.items() if rack.generation is not None}
+
+    def _forget(self, system_id: str) -> None:
+        del self._links[system_id], self._turns[system_id]
+        self._connections.unlinked(system_id)
 
     def _change(self, system_id: str, **changes: Any) -> None:
         if system_id in self._racks:

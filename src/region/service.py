@@ -41,6 +41,7 @@ from region.images.store import GenerationStore
 from region.images.stream import StreamResource
 from region.keeping import Keeper
 from region.metrics import RegionMetrics
+from region.processes import Processes, endpoint_of
 from region.racks import RackRegistry, RackStore, watch
 from region.syncing import SyncDriver
 from region.upstream.reader import SourceReader
@@ -155,7 +156,9 @@ class RegionService(Service):
         racks = RackStore(database)
         load = partial(load_keys, state / "authority", config.name)
         authority = Authority(await run_in_thread(load, _now()), database, racks)
-        registry = RackRegistry(racks, _now)
+        processes = Processes(database, reactor, config.name, state, _now)
+        self._stops("being listed as a region process", processes.stop)
+        registry = RackRegistry(racks, _now, processes)
         await registry.refresh()
         watch(registry, database)
 
@@ -218,6 +221,7 @@ class RegionService(Service):
             asker=asker,
             published=view,
             racks=registry,
+            connections=processes.connections,
             syncs=syncs,
             sources=sources,
             generations=generations,
@@ -241,7 +245,7 @@ class RegionService(Service):
         self._stops("listening for HTTP", http.stopListening)
         http_port = http.getHost().port
         stream_urls = [config.stream.url] if config.stream.url else []
-        wire = RegionWire(authority, registry, syncs, events, config.name, stream_urls)
+        wire = RegionWire(authority, registry, syncs, events, processes, config.name, stream_urls)
         responders = wire.responders()
         tls = server_tls(authority.keys.region, authority.keys.trusted)
         listening = listen_tls(
@@ -255,9 +259,10 @@ class RegionService(Service):
         keeper = Keeper(reactor, _now, partial(run_in_thread, load), authority, tls, wire.ask_to_renew)
         keeper.start(database)
         self._stops("looking at the authority's files", keeper.stop)
+        rpc_port = listening.getHost().port  # type: ignore[attr-defined]  # a TCP address has one
+        await processes.start(endpoint_of(config.rpc.advertise, config.rpc.listen, rpc_port))
         importer.start()
         self._stops("the importer", importer.stop)
-        rpc_port = listening.getHost().port  # type: ignore[attr-defined]  # a TCP address has one
         log.info("Serving HTTP on port {http} and racks on port {rpc}.", http=http_port, rpc=rpc_port)
         self._notifier.ready(f"serving HTTP on port {http_port}, racks on port {rpc_port}")
 

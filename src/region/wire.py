@@ -17,11 +17,13 @@ from twisted.logger import Logger
 from region.authority import Authority, TokenRefused
 from region.database import DatabaseUnavailable
 from region.events import EventStore, NotEnrolled
+from region.processes import Processes
 from region.racks import NAME_RULE, RackInUse, RackRefused, RackRegistry, is_name
 from region.syncing import SyncDriver
 from rpc.commands import (
     AlreadyLinked,
     Command,
+    Endpoints,
     Enroll,
     EnrolmentRefused,
     EventsRefused,
@@ -64,6 +66,7 @@ def _with_database(responder: Responder) -> Responder:
 class RegionWire:
     """The region's end of every rack's link.
 
+    :param processes: which region processes there are.
     :param name: the region's name, told to racks.
     :param stream_urls: where racks can read the image stream.
     """
@@ -74,9 +77,11 @@ class RegionWire:
         registry: RackRegistry,
         syncs: SyncDriver,
         events: EventStore,
+        processes: Processes,
         name: str,
         stream_urls: list[str],
     ) -> None:
+        self._processes = processes
         self._authority = authority
         self._registry = registry
         self._syncs = syncs
@@ -88,6 +93,7 @@ class RegionWire:
         """The table of what the region answers."""
         table: dict[type[Command], Responder] = {
             Enroll: self.enroll,
+            Endpoints: self.endpoints,
             Register: self.register,
             Renew: self.renew,
             Renewed: self.renewed,
@@ -113,12 +119,24 @@ class RegionWire:
         log.info("Enrolled rack {rack} ({name}) from {peer}.", rack=enrolled.system_id, name=name, peer=str(link.peer))
         return {"certificate": enrolled.certificate, "ca": enrolled.ca, "system_id": enrolled.system_id}
 
-    async def register(self, link: Link, versions: Any, name: str, software: str) -> Mapping[str, Any]:
+    async def endpoints(self, link: Link) -> Mapping[str, Any]:
+        """Which region processes there are."""
+        return {"process": self._processes.id, "endpoints": self._processes.endpoints()}
+
+    async def register(
+        self,
+        link: Link,
+        versions: Any,
+        name: str,
+        software: str,
+        instance: str | None = None,
+        attempt: int | None = None,
+    ) -> Mapping[str, Any]:
         """Agree on a version and take the link into use."""
         version = agree(versions)
         try:
             await self._authority.issued.admit(link.peer.id, link.peer.certificate)
-            rack = await self._registry.register(link, software)
+            rack = await self._registry.register(link, software, instance or "", attempt or 0)
         except RackInUse as refused:
             raise AlreadyLinked(str(refused)) from refused
         except RackRefused as refused:

@@ -115,15 +115,37 @@ class Enroll(Command):
     unregistered = True
 
 
+class Endpoints(Command):
+    """Ask which region processes there are, so that the rack links with each.
+
+    ``process`` is the id of the one that answers. ``endpoints`` is an object: for each process that lives, by its id,
+    the list of the HOST:PORT at which it can be reached, perhaps empty; a host ``*`` stands for the address that the
+    rack connected to. A rack asks before it registers, so that it registers once with each process, and at intervals.
+    """
+
+    response = [(b"process", Text()), (b"endpoints", Json(64 * KIB))]
+    called_by = RACK
+    answered_by = REGION
+    unregistered = True
+
+
 class Register(Command):
-    """The first command on a rack's link: agree on a version, and let the region use the link.
+    """What lets the region use a rack's link: agree on a version.
 
     ``versions`` is the list of protocol versions that the rack has, ``name`` its name for people, ``software`` the
-    version of its program. The answer has the ``version`` to use, the ``region``'s name, and, as a list of text, the
+    version of its program. ``instance`` is of the rack's choice and new at each of its starts, and ``attempt`` a number
+    that grows with each of its links: of two links of one instance, the higher number is the later, in whatever order
+    they register. The answer has the ``version`` to use, the ``region``'s name, and, as a list of text, the
     URLs under which the region's image stream can be read.
     """
 
-    arguments = [(b"versions", Json(4 * KIB)), (b"name", Text()), (b"software", Text())]
+    arguments = [
+        (b"versions", Json(4 * KIB)),
+        (b"name", Text()),
+        (b"software", Text()),
+        (b"instance", Text(optional=True)),
+        (b"attempt", Integer(optional=True)),
+    ]
     response = [(b"version", Integer()), (b"region", Text()), (b"stream_urls", Json(64 * KIB, optional=True))]
     errors = {
         VersionMismatch: b"VERSION_MISMATCH",
@@ -256,7 +278,7 @@ class CancelSync(Command):
 
 
 COMMANDS: Final[tuple[type[Command], ...]] = (
-    Ping, Enroll, Register, Renew, Renewed, RenewSoon, ReportInventory, SendEvents, ListImages, SyncImages,
+    Ping, Enroll, Endpoints, Register, Renew, Renewed, RenewSoon, ReportInventory, SendEvents, ListImages, SyncImages,
     SyncProgress, CancelSync,
 )  # fmt: skip
 

@@ -16,10 +16,11 @@ from twisted.internet.error import ConnectionRefusedError
 from twisted.trial.unittest import SynchronousTestCase
 
 from rack import joining
-from rack.config import RackConfig, split_address
+from rack.config import RackConfig
 from rack.identity import Identity, NotJoined, read_identity, write_identity
 from rack.plugin import Options, make_service
 from rack.service import RackService
+from rpc.addresses import split_address
 from rpc.certificates import CertificateInvalid, create_authority, issue_rack, make_request, new_key
 from rpc.cli import build_parser
 from rpc.commands import EnrolmentRefused

@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 
 from region.answers.combine import Catalogue
 from region.api.keys import ApiKey
+from region.processes import Connection, Connections
 from region.racks import RackRefused
 from rpc.manifest import Manifest
 from rpc.outcomes import Answered, Outcome
@@ -113,6 +114,14 @@ class Racks:
 
     def not_connected_since(self, system_id: str) -> float | None:
         return self.ended.get(system_id)
+
+    async def connections(self) -> Mapping[str, Connections]:
+        return {
+            system_id: Connections(
+                (Connection("1", "region", "machine", NOW, "192.0.2.1:4"),) if system_id in self.links else ()
+            )
+            for system_id in self.racks
+        }
 
     @property
     def store(self) -> Racks:

@@ -38,6 +38,7 @@ class ReleasesTestCase(SynchronousTestCase):
             asker=asker,
             published=view,
             racks=self.racks,
+            connections=self.racks.connections,
             syncs=self.racks,
             sources=cast(Any, None),
             generations=cast(Any, self.generations),

@@ -175,8 +175,9 @@ class TestWhy(CommandCase):
 
 
 CONTROLLER = {
-    "system_id": "abc234", "hostname": "r1", "connected": True, "not_connected_since": None, "state": "ready",
-    "generation": 3, "behind": 0, "version": "0.1.0", "progress": {},
+    "system_id": "abc234", "hostname": "r1", "connected": True,
+    "connections": [{"process": "region-1", "host": "m1"}, {"process": "region-2", "host": "m2"}],
+    "not_connected_since": None, "state": "ready", "generation": 3, "behind": 0, "version": "0.1.0", "progress": {},
 }  # fmt: skip
 
 
@@ -184,11 +185,18 @@ class TestRacks(CommandCase):
     def test_the_status_says_whether_all_are_connected(self):
         self.region.answers["GET", "rackcontrollers/"] = [CONTROLLER]
         self.assertEqual(self.stanchion("racks")[0], 0)
-        away = CONTROLLER | {"hostname": "r2", "connected": False, "not_connected_since": "noon", "behind": 2}
+        away = CONTROLLER | {
+            "hostname": "r2",
+            "connected": False,
+            "connections": [],
+            "not_connected_since": "noon",
+            "behind": 2,
+        }
         self.region.answers["GET", "rackcontrollers/"] = [CONTROLLER, away]
         status, output, _ = self.stanchion("racks")
         self.assertEqual(status, 1)
         self.assertIn("not connected since noon, 2 behind", output)
+        self.assertIn("connected  region-1@m1, region-2@m2", output)
 
     def test_a_rack_that_cannot_sync_says_why(self):
         failed = CONTROLLER | {"state": "failed", "progress": {"reason": "no space left"}}

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from region.racks import RackInUse, RackRefused, RackRegistry, RackStore, watch
 from rpc.commands import Ping
 from rpc.outcomes import Answered, Outcome, TimedOut
-from rpc.protocol import Peer
+from rpc.protocol import Life, Peer
 from tests.database import DatabaseTestCase
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
@@ -23,6 +23,7 @@ class FakeLink:
     def __init__(self, system_id: str, address: str = "192.0.2.1:4") -> None:
         self.peer = Peer("rack", system_id, address)
         self.closed: list[str] = []
+        self.life = Life.READY
         self.outcome: Outcome[Any] = TimedOut(5.0)
         self.pinged: list[Deferred[None]] | None = None
 
@@ -41,11 +42,25 @@ def link(system_id: str, address: str = "192.0.2.1:4") -> Any:
     return FakeLink(system_id, address)
 
 
+class Recorded:
+    """Which links were made known, by the rack's address."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, str] = {}
+
+    def linked(self, system_id: str, address: str) -> None:
+        self.now[system_id] = address
+
+    def unlinked(self, system_id: str) -> None:
+        del self.now[system_id]
+
+
 class RegistryTests(DatabaseTestCase):
     def setUp(self):
         ready = super().setUp()
         self.store = RackStore(self.database)
-        self.registry = RackRegistry(self.store, lambda: NOW)
+        self.connections = Recorded()
+        self.registry = RackRegistry(self.store, lambda: NOW, self.connections)
         return ready.addCallback(lambda _: self.run_async(self.enrol("aaaaaa", "one")))
 
     async def enrol(self, system_id: str, name: str) -> None:
@@ -149,6 +164,59 @@ class RegistryTests(DatabaseTestCase):
         await self.registry.lost(older)
         self.assertIs(self.registry.link_of("aaaaaa"), newer)
         self.assertIsNone(self.registry.not_connected_since("aaaaaa"))
+
+    async def register_together(self, *links: tuple[Any, str, int]) -> list[Any]:
+        """Register all before any is done; what each ended with."""
+        return [
+            result
+            for _, result in await DeferredList(
+                [Deferred.fromCoroutine(self.registry.register(link, "1", name, turn)) for link, name, turn in links],
+                consumeErrors=True,
+            )
+        ]
+
+    async def test_an_earlier_link_whose_registration_comes_in_later_does_not_replace_the_later_link(self) -> None:
+        earlier, later = link("aaaaaa"), link("aaaaaa")
+        _, refused = await self.register_together((later, "i", 2), (earlier, "i", 1))
+        self.assertIs(self.registry.link_of("aaaaaa"), later)
+        self.assertEqual(later.closed, [])
+        refused.trap(RackRefused)
+        self.assertIn("later link", refused.getErrorMessage())
+        await self.registry.lost(earlier)
+        self.assertIs(self.registry.link_of("aaaaaa"), later)
+        self.assertEqual(list(self.connections.now), ["aaaaaa"])
+
+    async def test_a_rack_that_started_anew_replaces_its_link_whatever_its_attempts_are(self) -> None:
+        before, after = link("aaaaaa"), link("aaaaaa")
+        await self.registry.register(before, "1", "first", 900)
+        await self.registry.register(after, "1", "second", 1)
+        self.assertIs(self.registry.link_of("aaaaaa"), after)
+        self.assertEqual(len(before.closed), 1)
+
+    async def test_a_link_that_was_lost_while_it_registered_takes_nobody_s_place(self) -> None:
+        # Regression: it closed the link by which the rack had come back meanwhile.
+        dead, alive = link("aaaaaa"), link("aaaaaa")
+        await self.registry.register(alive, "1")
+        dead.life = Life.LOST
+        with self.assertRaises(RackRefused):
+            await self.registry.register(dead, "1")
+        self.assertIs(self.registry.link_of("aaaaaa"), alive)
+        self.assertEqual(alive.closed, [])
+
+    async def test_what_is_made_known_is_what_is_linked(self) -> None:
+        older, newer = link("aaaaaa"), link("aaaaaa")
+        newer.peer = Peer("rack", "aaaaaa", "192.0.2.1:5")
+        await self.registry.register(older, "1")
+        self.assertEqual(self.connections.now, {"aaaaaa": "192.0.2.1:4"})
+        await self.registry.register(newer, "1")
+        await self.registry.lost(older)
+        self.assertEqual(self.connections.now, {"aaaaaa": "192.0.2.1:5"})
+        await self.registry.lost(newer)
+        self.assertEqual(self.connections.now, {})
+        await self.registry.register(link("aaaaaa"), "1")
+        await self.store.forget("aaaaaa")
+        await self.registry.refresh()
+        self.assertEqual(self.connections.now, {})
 
     async def test_a_lost_link_is_remembered_with_its_time(self) -> None:
         mine = link("aaaaaa")

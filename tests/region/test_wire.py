@@ -14,6 +14,7 @@ from region.racks import RackInUse, RackRefused
 from region.wire import RegionWire
 from rpc.commands import (
     AlreadyLinked,
+    Endpoints,
     EnrolmentRefused,
     EventsRefused,
     Register,
@@ -98,8 +99,13 @@ class Fakes:
     async def refresh(self) -> None:
         self._call("refresh")
 
-    async def register(self, link: Any, version: str) -> FakeRack:
-        self._call("register", link.peer.id, version)
+    id = "p1"
+
+    def endpoints(self) -> dict[str, list[str]]:
+        return {"p1": ["*:5250"], "p2": []}
+
+    async def register(self, link: Any, version: str, instance: str, attempt: int) -> FakeRack:
+        self._call("register", link.peer.id, version, instance, attempt)
         return FakeRack()
 
     async def report(self, *arguments: Any) -> None:
@@ -121,7 +127,7 @@ class WireTests(SynchronousTestCase):
     def setUp(self) -> None:
         fakes: Any = Fakes()
         self.fakes: Fakes = fakes
-        self.wire = RegionWire(fakes, fakes, fakes, fakes, "region", ["http://r/s"])
+        self.wire = RegionWire(fakes, fakes, fakes, fakes, fakes, "region", ["http://r/s"])
         self.link: Any = FakeLink()
 
     def result(self, coroutine: Any) -> Any:
@@ -166,7 +172,7 @@ class WireTests(SynchronousTestCase):
         [callback] = self.link.lost
         callback(self.link, "gone")
         self.assertEqual(
-            self.fakes.calls, [("admit", "aaaaaa", SHA256), ("register", "aaaaaa", "0.1"), ("lost", "aaaaaa")]
+            self.fakes.calls, [("admit", "aaaaaa", SHA256), ("register", "aaaaaa", "0.1", "", 0), ("lost", "aaaaaa")]
         )
         self.assertEqual(self.link.asked, [])
 
@@ -200,6 +206,15 @@ class WireTests(SynchronousTestCase):
     def test_a_refusal_to_renew_tells_the_rack_why(self) -> None:
         self.fakes.link, self.fakes.refuses = self.link, RackRefused("revoked")
         self.assertEqual(self.failure(self.wire.renew(self.link, b"csr"), RenewalRefused), "revoked")
+
+    def test_which_link_is_the_later_is_the_rack_s_to_say(self) -> None:
+        self.result(self.wire.register(self.link, [1], "one", "0.1", "instance", 7))
+        self.assertEqual(self.fakes.calls[1:], [("register", "aaaaaa", "0.1", "instance", 7)])
+
+    def test_a_rack_is_told_of_every_process_and_of_which_it_asks(self) -> None:
+        answer = self.result(self.wire.endpoints(self.link))
+        self.assertEqual(answer, {"process": "p1", "endpoints": {"p1": ["*:5250"], "p2": []}})
+        Endpoints.answer_schema.dump(answer)
 
     def test_no_common_version_says_which_side_to_upgrade(self) -> None:
         self.assertIn("upgrade the region", self.failure(self.register([2, 3]), VersionMismatch))

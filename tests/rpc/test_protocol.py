@@ -354,7 +354,7 @@ class StockAmpTests(SynchronousTestCase):
         return caught[0]
 
     def test_a_stock_client_is_answered(self) -> None:
-        async def register(link, versions, name, software):
+        async def register(link, versions, name, **more):
             return {"version": max(versions), "region": name, "stream_urls": None}
 
         client = amp.AMP()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from region.events import EventStore
 from region.images.job import JobStore
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
+from region.processes import Connections
 
 
 class IRack(RackInfo, Protocol):
@@ -91,12 +92,14 @@ class IImporter(Protocol):
 
 @frozen
 class Parts:
-    """Everything that handlers use. ``software`` is this program's version."""
+    """Everything that handlers use. ``connections`` tells how each rack is linked with whatever region process, by
+    system id; ``software`` is this program's version."""
 
     releases: Releases
     asker: Asker
     published: PublishedView
     racks: IRacks
+    connections: Callable[[], Awaitable[Mapping[str, Connections]]]
     syncs: ISyncs
     sources: SourceStore
     generations: GenerationStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from twisted.logger import Logger
 
@@ -12,23 +12,29 @@ from region.answers.combine import RackAnswer
 from region.answers.documents import BASE, rack_entry
 from region.api.operations import NOTHING, ApiError, Call, Invalid, NotFound, Reply, document, text
 from region.api.parts import IRack, Parts
+from region.processes import Connections
 from region.racks import RackRefused
 from rpc.outcomes import NotConnected
 
 log = Logger()
 
+NOT_LINKED: Final = Connections()
+
 
 async def list_racks(parts: Parts, call: Call) -> Reply:
     """Every enrolled rack, and every one that was revoked, by name."""
     await parts.published.read()
+    connections = await parts.connections()
     racks = sorted(_all(parts), key=lambda rack: rack.name)
-    return document([_rack(parts, rack) for rack in racks])
+    return document([_rack(parts, rack, connections.get(rack.system_id, NOT_LINKED)) for rack in racks])
 
 
 async def read_rack(parts: Parts, call: Call) -> Reply:
     """One rack."""
     await parts.published.read()
-    return document(_rack(parts, _find(parts, call, revoked=True)))
+    connections = await parts.connections()
+    rack = _find(parts, call, revoked=True)
+    return document(_rack(parts, rack, connections.get(rack.system_id, NOT_LINKED)))
 
 
 async def rename_rack(parts: Parts, call: Call) -> Reply:
@@ -156,9 +162,12 @@ def _status(answer: RackAnswer, in_step: bool) -> str:
     return "syncing" if answer.held.state == "syncing" else "out-of-sync"
 
 
-def _rack(parts: Parts, rack: IRack) -> dict[str, Any]:
-    connected = parts.racks.link_of(rack.system_id) is not None
-    since = parts.racks.not_connected_since(rack.system_id)
+def _rack(parts: Parts, rack: IRack, connections: Connections) -> dict[str, Any]:
+    connected = bool(connections.live)
+    # This process knows of its own link's end before the database does, and of no other's.
+    elsewhere = connections.ended.timestamp() if connections.ended else None
+    ends = [end for end in (parts.racks.not_connected_since(rack.system_id), elsewhere) if end is not None]
+    since = max(ends, default=None)
     behind = parts.published.behind(rack.generation)
     info = "" if connected else "not connected" + (f" since {wording.when(since)}" if since is not None else "")
     return {
@@ -170,6 +179,16 @@ def _rack(parts: Parts, rack: IRack) -> dict[str, Any]:
         "version": rack.version,
         "service_set": [{"name": "rackd", "status": "running" if connected else "dead", "status_info": info}],
         "connected": connected,
+        "connections": [
+            {
+                "process": connection.name,
+                "process_id": connection.process,
+                "host": connection.host,
+                "since": wording.when(connection.since.timestamp()),
+                "address": connection.address,
+            }
+            for connection in connections.live
+        ],
         "not_connected_since": None if connected or since is None else wording.when(since),
         "last_connected": rack.last_connected and wording.when(rack.last_connected.timestamp()),
         "enrolled": wording.when(rack.enrolled.timestamp()),

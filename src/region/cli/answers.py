@@ -177,6 +177,7 @@ def racks(arguments: argparse.Namespace) -> int:
                 rack["hostname"],
                 rack["system_id"],
                 "revoked" if rack.get("revoked") else "connected" if rack["connected"] else "away",
+                ", ".join(_process(one) for one in rack["connections"]),
                 rack["state"],
                 "" if rack["generation"] is None else rack["generation"],
                 rack["version"],
@@ -184,10 +185,15 @@ def racks(arguments: argparse.Namespace) -> int:
             )
             for rack in found
         ]
-        write_table(("RACK", "ID", "LINK", "STATE", "GENERATION", "VERSION", "NOTE"), rows)
+        write_table(("RACK", "ID", "LINK", "WITH", "STATE", "GENERATION", "VERSION", "NOTE"), rows)
     else:
         write("no rack has joined yet; `stanchion region join-token`, on the region, begins that")
     return Status.YES if all(rack["connected"] or rack.get("revoked") for rack in found) else Status.NO
+
+
+def _process(connection: Document) -> str:
+    """A region process, by a name that few others have."""
+    return f"{connection['process']}@{connection['host']}"
 
 
 def _rack_note(rack: Document) -> str:
