@@ -21,7 +21,6 @@ from twisted.logger import Logger
 
 from rack.eventfile import EventFile, Hole, Record, size_of
 from rpc.commands import EventsRefused, SendEvents
-from rpc.endpoints import retry_delay
 from rpc.events import EVENTS_LOST, MAX_BATCH, MAX_DESCRIPTION, Event, Kind, plain
 from rpc.failures import UnknownCommand
 from rpc.fetch import RunInThread
@@ -331,7 +330,7 @@ class Events:
                 self._links.remove(link)
                 continue
             self._failures += 1
-            await self._wait(retry_delay(self._failures, self._jitter))
+            await self._wait(_pause(self._failures, self._jitter))
 
     async def _ask(self, link: Link, batch: list[Event]) -> Outcome[dict[str, Any]] | None:
         """How sending ``batch`` ended; None if the rack is stopping and does not wait for that."""
@@ -431,3 +430,9 @@ async def _end_of(work: Deferred[None] | None) -> None:
 def _lost(count: int, why: str, now: float) -> _Fresh:
     words = "1 event was lost" if count == 1 else f"{count} events were lost"
     return _Fresh(EVENTS_LOST, plain(f"{words}: {why}.", MAX_DESCRIPTION), now, count)
+
+
+def _pause(failures: int, jitter: Callable[[], float]) -> float:
+    """Seconds until sending is tried again after so many failures in a row: 1, 2, 4, … up to 60, of which a random part
+    of up to a half is left out."""
+    return min(60.0, 2.0 ** min(failures - 1, 16)) * (1.0 - jitter() / 2)

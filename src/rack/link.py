@@ -6,17 +6,18 @@ while a sync is under way, also at intervals. Of several changes in a row only t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
 from attrs import define, field
-from twisted.internet.defer import Deferred, DeferredLock, gatherResults
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from rack.identity import Identity
+from rack.regions import Regions
 from rack.renewal import Renewal
 from rack.sync import Synchroniser
 from rack.wire import RackWire
@@ -31,6 +32,8 @@ log = Logger()
 
 REPORT_SECONDS: Final = 5.0
 """Seconds between two reports while a sync is under way."""
+
+_NO_TURN: Final[Mapping[str, Any]] = {}
 
 REPEAT_SECONDS: Final = 30.0
 """Seconds after which a report that the region could not take is sent again."""
@@ -83,24 +86,35 @@ class RegionLinks:
         self.responders = self._wire.responders()
         self._told: dict[Link, _Told] = {}
         self._registered: list[Callable[[Link, str], object]] = []
-        self._services: list[Reconnecting] = []
+        self._regions: Regions | None = None
         self._ticking = LoopingCall(self._tick)
         self._ticking.clock = clock
         synchroniser.on_change(self._changed)
 
-    def connect(self, reactor: Any, identity: Identity, addresses: Sequence[str]) -> None:
-        """Keep a link to the region at each of ``addresses`` (HOST:PORT) up from now on.
+    def connect(
+        self,
+        reactor: Any,
+        identity: Identity,
+        addresses: Sequence[str],
+        remembered: Sequence[str] = (),
+        remember: Callable[[tuple[str, ...]], object] = lambda addresses: None,
+    ) -> None:
+        """Keep a link with every region process up from now on.
 
+        :param addresses: HOST:PORT of each that the rack's settings name.
+        :param remembered: those that it was told of when it last ran; ``remember`` keeps them for the next time.
         :raises CertificateInvalid: if the identity's certificates are no good.
         """
         tls: TLS = client_tls(identity.credentials, identity.authority)
         if self._renewal is not None:
             self._renewal.follow(tls)
-        for address in addresses:
+
+        def dial(address: str, prepare: Callable[[Link], Awaitable[object]]) -> Reconnecting:
             host, port = split_address(address)
-            service = reconnecting(reactor, host, port, tls, self.make, self.prepare)
-            self._services.append(service)
-            service.startService()
+            return reconnecting(reactor, host, port, tls, self.make, prepare)
+
+        self._regions = Regions(reactor, dial, self.prepare, remember)
+        self._regions.start(addresses, remembered)
         self._start_ticking()
 
     def on_registered(self, listener: Callable[[Link, str], object]) -> None:
@@ -116,9 +130,10 @@ class RegionLinks:
         """A fresh link's rack end."""
         return Link(self.responders, clock=self._clock)
 
-    async def prepare(self, link: Link) -> None:
+    async def prepare(self, link: Link, turn: Mapping[str, Any] = _NO_TURN) -> None:
         """Register over ``link`` and report what is held.
 
+        :param turn: the arguments of ``Register`` that say which of the rack's links this is.
         :raises CallFailed: or an error that ``Register`` declares, if the region does not take it.
         """
         answer = await link.call(Register, versions=[PROTOCOL_VERSION], name=self._name, software=version("stanchion"))
@@ -154,5 +169,5 @@ class RegionLinks:
         """Close all links in order."""
         if self._ticking.running:
             self._ticking.stop()
-        services, self._services = self._services, []
-        await gatherResults([service.stopService() for service in services], consumeErrors=True)
+        if self._regions is not None:
+            await self._regions.stop()

@@ -28,6 +28,7 @@ from rack.identity import Identity
 from rack.inspection import SnapshotError
 from rack.link import RegionLinks
 from rack.metrics import RackMetrics
+from rack.remembered import RememberedRegions
 from rack.renewal import Renewal
 from rack.snapshots import SnapshotStore
 from rack.steps import Syncs
@@ -88,6 +89,7 @@ class RackService(Service):
         )
         self._links = RegionLinks(reactor, self._synchroniser, self._identity.name, self._renewal)
         self._links.on_registered(self._registered)
+        self._remembered = RememberedRegions(self._config.state_directory / "regions.json", self._threads.run)
         self._metrics = RackMetrics(self._synchroniser, self._events, lambda: self._links.up, self._certificate_end)
         REGISTRY.register(self._metrics)
         self._listening: IListeningPort | None = None
@@ -114,7 +116,8 @@ class RackService(Service):
         inventory = await self._synchroniser.recover()
         self._listen()
         addresses = self._config.regions or (identity.region,)
-        self._links.connect(self._reactor, identity, addresses)
+        remembered = await self._threads.run(self._remembered.read)
+        self._links.connect(self._reactor, identity, addresses, remembered, self._remembered.remember)
         self._renewal.start()
         self._synchroniser.look_again()
         self._events.record(

@@ -22,6 +22,7 @@ from twisted.internet.interfaces import (
     IStreamClientEndpoint,
 )
 from twisted.internet.protocol import Factory, Protocol
+from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -34,9 +35,17 @@ from rpc.limits import Door
 from rpc.patience import Patience, refused_delay
 from rpc.protocol import Life, Link, Responders, link_factory
 
+log = Logger()
+
 CONNECT_SECONDS: Final = 10.0
-FIRST_DELAY: Final = 1.0
+FIRST_DELAY: Final = 5.0
 LONGEST_DELAY: Final = 60.0
+BACKLOG: Final = 1024
+"""Connections that the kernel holds until they are accepted: many racks may come back at once."""
+
+
+class NotNeeded(Exception):
+    """The link that is being prepared is not needed: the attempt ends, and that is no failure."""
 
 
 class _Unbuffered(TLSMemoryBIOFactory):
@@ -67,7 +76,7 @@ def listen_tls(
     :raises twisted.internet.error.CannotListenError: if the port cannot be had.
     """
     guarded = _Guarded(tls, factory, reactor, Door() if door is None else door)
-    listening: IListeningPort = reactor.listenTCP(port, guarded, interface=interface)
+    listening: IListeningPort = reactor.listenTCP(port, guarded, BACKLOG, interface)
     return listening
 
 
@@ -78,10 +87,10 @@ def region_endpoint(reactor: Any, host: str, port: int, tls: TLS) -> IStreamClie
 
 
 def retry_delay(attempt: int, jitter: Callable[[], float] = random.random) -> float:
-    """Seconds until the next try after the ``attempt``-th failure in a row (from 1): 1, 2, 4, … up to 60, of which a
-    random part of up to a half is left out, so that racks that lost the region together do not come back together."""
+    """Seconds until the next try after the ``attempt``-th failure in a row (from 1; the loss of a link is one): any
+    time up to 5, 10, 20, 40 and then 60. So racks that lost the region together do not come back together."""
     longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(attempt - 1, 16))
-    return longest * (1.0 - jitter() / 2)
+    return longest * jitter()
 
 
 class _Presence(Protocol):
@@ -128,6 +137,13 @@ class _Registered:
         except CancelledError:
             if link is not None:
                 link.abort("the service stops")
+            raise
+        except NotNeeded as reason:
+            log.info(
+                "The link with the region at {address} ends: {reason}", address=self._address, reason=_text(reason)
+            )
+            if link is not None:
+                link.close(_text(reason))
             raise
         except Exception as error:
             self._failed(error)

@@ -191,7 +191,10 @@ class TestAnswers(LinkTestCase):
 class TestReports(LinkTestCase):
     def test_a_rack_registers_and_then_reports(self) -> None:
         self.prepare()
-        self.assertEqual(self.registered, [{"versions": [1], "name": "rack-1", "software": "0.1.0"}])
+        self.assertEqual(
+            self.registered,
+            [{"versions": [1], "name": "rack-1", "software": "0.1.0", "instance": None, "attempt": None}],
+        )
         self.assertEqual(self.reports, [{"generation": -1, "digest": "", "state": "empty", "progress": {}}])
 
     def test_a_rack_that_the_region_refuses_is_not_linked(self) -> None:

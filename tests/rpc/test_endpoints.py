@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from rpc.commands import AlreadyLinked, RegistrationRefused
-from rpc.endpoints import LONGEST_DELAY, Reconnecting, retry_delay
+from rpc.endpoints import FIRST_DELAY, LONGEST_DELAY, NotNeeded, Reconnecting, retry_delay
 from rpc.failures import LinkLost
 from rpc.patience import refused_delay
 from rpc.protocol import Life, Link, Responders
@@ -24,14 +26,21 @@ from rpc.testing import REGION
 
 
 class DelayTests(SynchronousTestCase):
-    def test_the_delay_doubles_up_to_a_minute(self) -> None:
-        delays = [retry_delay(attempt, lambda: 0.0) for attempt in range(1, 10)]
-        self.assertEqual(delays, [1, 2, 4, 8, 16, 32, 60, 60, 60])
+    def test_the_longest_delay_doubles_up_to_a_minute(self) -> None:
+        delays = [retry_delay(attempt, lambda: 1.0) for attempt in range(1, 8)]
+        self.assertEqual(delays, [5, 10, 20, 40, 60, 60, 60])
 
     @settings(deadline=None)
     @given(st.integers(1, 1_000_000), st.floats(0, 1, exclude_max=True))
-    def test_the_delay_is_never_none_and_never_over_a_minute(self, attempt, jitter) -> None:
-        self.assertTrue(0.5 <= retry_delay(attempt, lambda: jitter) <= LONGEST_DELAY)
+    def test_the_delay_is_never_over_a_minute(self, attempt, jitter) -> None:
+        self.assertTrue(0 <= retry_delay(attempt, lambda: jitter) <= LONGEST_DELAY)
+
+    def test_racks_that_lose_the_region_together_come_back_spread_evenly(self) -> None:
+        # Regression: they came back within half a second, all of them.
+        random = Random(1)
+        back = Counter(int(retry_delay(1, random.random) / FIRST_DELAY * 50) for _ in range(1000))
+        self.assertEqual(len(back), 50)
+        self.assertLess(max(back.values()), 40)
 
     def test_two_racks_do_not_wait_equally_long(self) -> None:
         self.assertGreater(len({retry_delay(7) for _ in range(20)}), 10)
@@ -67,7 +76,7 @@ class ReconnectingTests(SynchronousTestCase):
         self.refusal: Exception | None = None
         self.service = Reconnecting(
             self.endpoint, "region:5250", self.make, self.prepare, clock=self.clock,
-            retry=lambda attempt: retry_delay(attempt, lambda: 0.0),
+            retry=lambda attempt: 2.0 ** (attempt - 1),
             refused=lambda attempt: refused_delay(attempt, lambda: 0.0),
         )  # fmt: skip
         self.warnings: list[str] = []
@@ -188,6 +197,12 @@ class ReconnectingTests(SynchronousTestCase):
         self.lose(self.links[0])
         self.clock.advance(1)
         self.assertEqual(len(self.links), 2)
+
+    def test_a_link_that_is_not_needed_is_closed_without_an_alarm(self) -> None:
+        self.refusal = NotNeeded("linked already")
+        self.service.startService()
+        self.assertIsNone(self.service.link)
+        self.assertEqual((self.warnings, self.links[0].life), ([], Life.CLOSING))
 
     def test_a_link_that_is_lost_while_it_registers_is_a_failed_attempt(self) -> None:
         self.prepare_by_hand = True

@@ -86,7 +86,7 @@ class Negotiating(SynchronousTestCase):
             commands.BY_NAME[each.commandName] = each
             self.addCleanup(commands.BY_NAME.pop, each.commandName)
 
-    async def register(self, link: Link, versions: Any, name: str, software: str) -> dict[str, Any]:
+    async def register(self, link: Link, versions: Any, name: str, software: str, **more: Any) -> dict[str, Any]:
         return {"version": agree(versions, self.ours), "region": "r", "stream_urls": None}
 
     def result(self, coroutine: Any) -> Any:
@@ -192,7 +192,7 @@ class OlderReleaseTests(SynchronousTestCase):
     def test_a_rack_of_the_release_before_works_with_what_it_has(self) -> None:
         older, clock, reports = OlderRelease(), Clock(), RecordingReporter()
 
-        async def register(link: Link, versions: Any, name: str, software: str) -> dict[str, Any]:
+        async def register(link: Link, versions: Any, name: str, software: str, **more: Any) -> dict[str, Any]:
             return {"version": agree(versions, (1, 2)), "region": "r", "stream_urls": ["http://r/"]}
 
         region = Link(
