@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import answers, transfer, unchanged
+from bench import answers, links, transfer, unchanged
 from bench.servers import NoProgram
 from bench.table import Figure, render
 from tests.streams import Stream
 from tests.system.daemons import make_directory
 
-SECTIONS = ("transfer", "unchanged", "answers")
+SECTIONS = ("transfer", "unchanged", "answers", "links")
 MIB = 1 << 20
 
 
@@ -44,14 +44,19 @@ def main() -> int:
     figures: list[Figure] = []
     failed = False
     try:
-        stream = arguments.stream or large_stream(scratch / "stream")
-        catalogue = arguments.catalogue or many_products(scratch / "catalogue")
+        sections = arguments.sections or SECTIONS
+        stream, catalogue = arguments.stream or scratch / "stream", arguments.catalogue or scratch / "catalogue"
+        if not arguments.stream and "transfer" in sections:
+            large_stream(stream)
+        if not arguments.catalogue and {"unchanged", "answers"} & set(sections):
+            many_products(catalogue)
         measures: dict[str, Callable[[], Iterator[Figure]]] = {
             "transfer": lambda: transfer.measure(stream.resolve(), arguments.keyring, scratch, arguments.rounds),
             "unchanged": lambda: unchanged.measure(catalogue.resolve(), arguments.catalogue_keyring, scratch),
             "answers": lambda: answers.measure(catalogue.resolve(), arguments.catalogue_keyring, scratch),
+            "links": lambda: links.measure(scratch),
         }
-        for section in arguments.sections or SECTIONS:
+        for section in sections:
             sys.stderr.write(f"{section} …\n")
             try:
                 figures += measures[section]()
