@@ -136,7 +136,9 @@ class RegionLinks:
         :param turn: the arguments of ``Register`` that say which of the rack's links this is.
         :raises CallFailed: or an error that ``Register`` declares, if the region does not take it.
         """
-        answer = await link.call(Register, versions=[PROTOCOL_VERSION], name=self._name, software=version("stanchion"))
+        answer = await link.call(
+            Register, versions=[PROTOCOL_VERSION], name=self._name, software=version("stanchion"), **turn
+        )
         log.info("Registered with region {region} at {peer}.", region=answer["region"], peer=link.peer.address)
         told = self._told[link] = _Told(link, self._wire, self._clock)
         link.on_lost(self._lost)

@@ -183,7 +183,7 @@ class SnapshotStore:
                     f"the new snapshot {name} is not whole: " + "; ".join(map(str, inventory.damaged[:3]))
                 )
             self._flip(_Held(name, inventory))
-        except Exception:
+        except Exception:  # raised again, whatever it is, once the space is given back
             self._discard(building)
             if self._current is None or self._current.name != name:
                 self._discard(final)

@@ -62,7 +62,8 @@ class Stop:
         try:
             result = await waiting
         except Exception:
-            self.check()  # whatever it ended with when it was cancelled
+            # Raised again. But what a cancelled work ends with may be anything, and only says that it was cancelled.
+            self.check()
             raise
         finally:
             self._waiting = None

@@ -197,6 +197,12 @@ class TestReports(LinkTestCase):
         )
         self.assertEqual(self.reports, [{"generation": -1, "digest": "", "state": "empty", "progress": {}}])
 
+    def test_a_rack_says_which_of_its_links_it_registers(self) -> None:
+        preparing = Deferred.fromCoroutine(self.links.prepare(self.rack_end, {"instance": "i", "attempt": 3}))
+        self.pump.flush()
+        self.successResultOf(preparing)
+        self.assertEqual((self.registered[0]["instance"], self.registered[0]["attempt"]), ("i", 3))
+
     def test_a_rack_that_the_region_refuses_is_not_linked(self) -> None:
         self.refuse = VersionMismatch("upgrade the rack")
         preparing = Deferred.fromCoroutine(self.links.prepare(self.rack_end))

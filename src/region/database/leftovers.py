@@ -24,7 +24,7 @@ def processes_in(*directories: Path) -> list[int]:
         try:
             found = os.stat(directory)
         except FileNotFoundError:
-            continue
+            continue  # nothing works in a directory that is not there
         wanted.add((found.st_dev, found.st_ino))
     return sorted(_processes_in(wanted)) if wanted else []
 
@@ -49,7 +49,7 @@ def send(pids: list[int], number: signal.Signals) -> None:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            continue
+            continue  # it has ended, which is what the signal was for
 
 
 def remove_stale_files(data: Path, unfinished: Path, sockets: Path) -> list[str]:
@@ -59,7 +59,7 @@ def remove_stale_files(data: Path, unfinished: Path, sockets: Path) -> list[str]
         try:
             path.unlink()
         except FileNotFoundError:
-            continue
+            continue  # it is not there, which is what was wanted; only what was there is told
         removed.append(path.name)
     if unfinished.exists():
         shutil.rmtree(unfinished)
