@@ -7,6 +7,7 @@ Values are checked here as far as one can without touching the machine; a bad on
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from attrs import field, frozen
@@ -107,6 +108,25 @@ class EventsConfig:
 
 
 @frozen
+class CommissioningConfig:
+    """How machines are commissioned: what they get by default, and after how long a silence means that one has failed.
+
+    ``boot_timeout_minutes`` from being told to start to the first word; ``heartbeat_timeout_minutes`` since the last
+    one; ``script_grace_minutes`` over a script's own limit; ``token_grace_minutes`` for which the token of a machine
+    that is done is still good for what is on its way; ``keep_runs`` of each kind and machine; ``tag_timeout_seconds``
+    for evaluating one tag's definition on one machine.
+    """
+
+    storage_layout: Literal["flat", "lvm", "blank"] = "flat"
+    boot_timeout_minutes: float = field(default=20.0, validator=between(0.01, 10080))
+    heartbeat_timeout_minutes: float = field(default=10.0, validator=between(0.01, 10080))
+    script_grace_minutes: float = field(default=5.0, validator=between(0.01, 1440))
+    token_grace_minutes: float = field(default=60.0, validator=between(0, 10080))
+    keep_runs: int = field(default=10, validator=between(1, 1000))
+    tag_timeout_seconds: float = field(default=5.0, validator=between(0.01, 3600))
+
+
+@frozen
 class RegionConfig:
     """All settings of a region. ``database`` empty runs a PostgreSQL of the region's own in ``state_directory``."""
 
@@ -119,3 +139,4 @@ class RegionConfig:
     ask: AskConfig = AskConfig()
     stream: StreamConfig = StreamConfig()
     events: EventsConfig = EventsConfig()
+    commissioning: CommissioningConfig = CommissioningConfig()

@@ -1,0 +1,1 @@
+"""Which storage and network configuration does a node get by default?"""

@@ -1,0 +1,1 @@
+"""The HTTP service that machines talk to while they are commissioned or deployed."""

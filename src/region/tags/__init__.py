@@ -1,0 +1,1 @@
+"""Which nodes have which tags, and how are definitions evaluated?"""
