@@ -7,37 +7,26 @@ everything else that goes wrong is the region's own: 5xx, with the log holding t
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from klein import Klein
 from klein.resource import KleinResource
-from prometheus_client import Counter
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.logger import Logger
+from twisted.internet.defer import Deferred
 from twisted.web.iweb import IRequest
 from werkzeug.exceptions import BadHost
 from werkzeug.exceptions import NotFound as NoSuchPath
 
-from region.api import descriptions
 from region.api.checking import checked
 from region.api.forms import parse_body, parse_query
-from region.api.keys import ApiKey
-from region.api.oauth import Authenticator, Unauthorized
-from region.api.operations import ApiError, BadRequest, Call, Operation, Reply, text
+from region.api.oauth import Authenticator
+from region.api.operations import BadRequest, Call, Operation, Reply, text
 from region.api.parts import Parts
+from region.api.responding import authorization_of, content_type_of, new_correlation, read_body, respond, write
 from region.api.routes import OPERATIONS
-from region.api.site import BODY_LIMIT
-from region.database import DatabaseUnavailable
 from region.images.threads import in_thread
 from rpc.fetch import RunInThread
 
-log = Logger()
-
-RESPONSES: Final = Counter("stanchion_api_responses", "Answers of the API, by HTTP status.", ["status"])
-
-DATABASE_RETRY_SECONDS: Final = 5
 INLINE: Final = 16 << 10
 """Bytes of a body that are read at once; a larger one may take a third of a second and is read in a thread."""
 
@@ -80,30 +69,17 @@ class Api:
 
     def _no_address(self, request: Any) -> bytes:
         message = "The request's path is not percent-encoded UTF-8, or its Host header is not the name of a host."
-        return self._write(request, text(message, 400), _new_id())
+        return write(request, text(message, 400), new_correlation())
 
     def _no_such_path(self, request: Any, failure: object) -> bytes:
         path = request.path.decode("utf-8", "replace")
-        return self._write(request, text(f"There is nothing at {path}.", 404), _new_id())
+        return write(request, text(f"There is nothing at {path}.", 404), new_correlation())
 
     def _respond(
         self, request: Any, table: Mapping[tuple[str, str | None], Operation], names: Mapping[str, str]
     ) -> Deferred[bytes]:
-        correlation = _new_id()
-        replying = Deferred.fromCoroutine(self._answer(request, table, names, correlation))
-        replying.addErrback(self._failed, request, correlation)
-        answering = replying.addCallback(lambda reply: self._write(request, reply, correlation))
-        if request.method in (b"GET", b"HEAD"):
-            return answering
-        # A client that hangs up does not take back what it has asked for.
-        response: Deferred[bytes] = Deferred()
-
-        def passed(result: Any) -> None:
-            if not response.called:
-                response.callback(result)
-
-        answering.addBoth(passed)
-        return response
+        correlation = new_correlation()
+        return respond(request, correlation, self._answer(request, table, names, correlation))
 
     async def _answer(
         self,
@@ -118,7 +94,7 @@ class Api:
             return text(f"{method} cannot be used here; use {' or '.join(methods)}.", 405, Allow=", ".join(methods))
         key = None
         if not all(operation.anonymous for operation in table.values()):
-            key = await self._authenticate(request)
+            key = await self._authenticator.authenticate(authorization_of(request))
         operation, given = await self._chosen(request, table, method)
         call = Call(
             path=names,
@@ -137,7 +113,7 @@ class Api:
         query = dict(parse_query(query_text))
         form: dict[str, tuple[Any, ...]] = {}
         if method != "GET":
-            content_type, body = _content_type(request), _body(request)
+            content_type, body = content_type_of(request), read_body(request)
             if len(body) <= INLINE:
                 form = dict(parse_body(content_type, body))
             else:
@@ -155,60 +131,6 @@ class Api:
         given = {name: (*query.get(name, ()), *form.get(name, ())) for name in (*query, *form)}
         return operation, given
 
-    async def _authenticate(self, request: Any) -> ApiKey:
-        header = request.requestHeaders.getRawHeaders(b"Authorization", [b""])[-1].decode("utf-8", "replace")
-        return await self._authenticator.authenticate(header)
-
-    def _failed(self, failure: Any, request: Any, correlation: str) -> Reply:
-        """The answer to a request that ended in an exception."""
-        error = failure.value
-        match error:
-            case ApiError():
-                return error.reply
-            case Unauthorized():
-                log.info(
-                    "{method} {path} refused: {reason} [{correlation}]",
-                    method=request.method.decode("ascii", "replace"), path=request.path.decode("utf-8", "replace"),
-                    reason=str(error), correlation=correlation,
-                )  # fmt: skip
-                realm = {"WWW-Authenticate": 'OAuth realm="MAAS API"'}
-                return text(f"Authorization Error: {error}", 401, **realm)
-            case CancelledError():
-                # The client is gone; this is written to nobody.
-                return text("The request was given up.", 503)
-            case DatabaseUnavailable():
-                log.error(
-                    "{method} {path}: the database is unavailable: {reason} [{correlation}]",
-                    method=request.method.decode("ascii", "replace"), path=request.path.decode("utf-8", "replace"),
-                    reason=str(error), correlation=correlation,
-                )  # fmt: skip
-                return text(
-                    f"The region cannot reach its database; try again. The log has the details under {correlation}.",
-                    503,
-                    **{"Retry-After": str(DATABASE_RETRY_SECONDS)},
-                )
-        log.failure(
-            "{method} {path} failed [{correlation}]", failure,
-            method=request.method.decode("ascii", "replace"), path=request.path.decode("utf-8", "replace"),
-            correlation=correlation,
-        )  # fmt: skip
-        return text(f"The region failed to answer; its log has the details under {correlation}.", 500)
-
-    def _write(self, request: Any, reply: Reply, correlation: str) -> bytes:
-        request.setResponseCode(reply.status)
-        RESPONSES.labels(str(reply.status)).inc()
-        headers = {
-            "X-Correlation-Id": correlation,
-            "X-MAAS-API-Hash": descriptions.description_hash(),
-            "Cache-Control": "no-store",
-            **({"Content-Type": reply.content_type} if reply.content_type else {}),
-            **({"Content-Length": str(len(reply.body))} if reply.status != 204 else {}),
-            **reply.headers,
-        }
-        for name, value in headers.items():
-            request.responseHeaders.setRawHeaders(name, [value])
-        return reply.body
-
 
 class _Addressed(KleinResource):
     """Refuses what is no address, which Klein takes for an error of the region and logs with a traceback."""
@@ -225,27 +147,8 @@ class _Addressed(KleinResource):
             return self._refuse(request)
 
 
-def _body(request: Any) -> bytes:
-    if getattr(request, "body_too_large", False):
-        raise ApiError(text(f"The request's body is too large; at most {BODY_LIMIT} bytes are accepted.", 413))
-    request.content.seek(0)
-    body: bytes = request.content.read(BODY_LIMIT + 1)
-    if len(body) > BODY_LIMIT:
-        raise ApiError(text(f"The request's body is too large; at most {BODY_LIMIT} bytes are accepted.", 413))
-    return body
-
-
-def _content_type(request: Any) -> str:
-    header: bytes = request.requestHeaders.getRawHeaders(b"Content-Type", [b""])[0]
-    return header.decode("utf-8", "replace")
-
-
 def _base(request: Any) -> str:
     """The scheme and host that the client used, for absolute URIs."""
     host = request.requestHeaders.getRawHeaders(b"Host", [b""])[0].decode("ascii", "replace")
     scheme = "https" if request.isSecure() else "http"
     return f"{scheme}://{host if _HOST.match(host) else 'localhost'}"
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex

@@ -42,10 +42,50 @@ class Keys(Protocol):
 
 
 @frozen
-class _Signed:
-    """What oauthlib's check takes."""
+class Claim:
+    """What an Authorization header says: who it is from, and the ``signature`` that has to prove it."""
 
+    consumer: str
+    token: str
     signature: str
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether anybody can have these keys."""
+        return max(len(self.consumer), len(self.token)) <= _MAX_PART and "\x00" not in self.consumer + self.token
+
+    def proves(self, secret: str | None) -> bool:
+        """Whether it was signed with the token secret ``secret`` (and no consumer secret).
+
+        To be asked with None where there is no such token: so the time taken does not tell which tokens exist.
+        """
+        matches: bool = signature.verify_plaintext(self, "", secret or "-")
+        return matches and secret is not None
+
+
+def read_claim(header: str | None) -> Claim:
+    """What the Authorization header ``header`` says.
+
+    :raises Unauthorized: if there is none, or it is not one of OAuth 1.0 with PLAINTEXT.
+    """
+    if not header:
+        raise Unauthorized("No Authorization header: sign the request with an API key (OAuth 1.0, PLAINTEXT).")
+    try:
+        found: list[tuple[str, str]] = signature.collect_parameters(
+            headers={"Authorization": header}, exclude_oauth_signature=False
+        )
+    except ValueError:
+        raise Unauthorized("The Authorization header is not one of OAuth 1.0.") from None
+    values = dict(found)
+    if len(values) != len(found):
+        raise Unauthorized("The Authorization header has a parameter twice.")
+    method = values.get("oauth_signature_method", "")
+    if method != "PLAINTEXT":
+        raise Unauthorized(f"The signature method is {method[:40]!r}; only PLAINTEXT is supported.")
+    consumer, token = values.get("oauth_consumer_key", ""), values.get("oauth_token", "")
+    if not consumer or not token:
+        raise Unauthorized("The Authorization header lacks oauth_consumer_key or oauth_token.")
+    return Claim(consumer, token, values.get("oauth_signature", ""))
 
 
 class Authenticator:
@@ -69,29 +109,9 @@ class Authenticator:
         :raises Unauthorized: if it proves none.
         :raises DatabaseUnavailable: if the key is not remembered and the database cannot be asked.
         """
-        if not header:
-            raise Unauthorized("No Authorization header: sign the request with an API key (OAuth 1.0, PLAINTEXT).")
-        try:
-            found: list[tuple[str, str]] = signature.collect_parameters(
-                headers={"Authorization": header}, exclude_oauth_signature=False
-            )
-        except ValueError:
-            raise Unauthorized("The Authorization header is not one of OAuth 1.0.") from None
-        values = dict(found)
-        if len(values) != len(found):
-            raise Unauthorized("The Authorization header has a parameter twice.")
-        method = values.get("oauth_signature_method", "")
-        if method != "PLAINTEXT":
-            raise Unauthorized(f"The signature method is {method[:40]!r}; only PLAINTEXT is supported.")
-        consumer, token = values.get("oauth_consumer_key", ""), values.get("oauth_token", "")
-        if not consumer or not token:
-            raise Unauthorized("The Authorization header lacks oauth_consumer_key or oauth_token.")
-        key = None
-        if len(consumer) <= _MAX_PART and len(token) <= _MAX_PART and "\x00" not in consumer + token:
-            key = await self._find(consumer, token)
-        signed = _Signed(values.get("oauth_signature", ""))
-        # Also without a key a signature is compared, so that the time taken does not tell which keys exist.
-        if not signature.verify_plaintext(signed, "", key.token_secret if key else "-") or key is None:
+        claim = read_claim(header)
+        key = await self._find(claim.consumer, claim.token) if claim.is_plausible else None
+        if not claim.proves(key.token_secret if key else None) or key is None:
             raise Unauthorized("Invalid API key: it is unknown, was revoked, or its secret is wrong.")
         return key
 
