@@ -38,8 +38,8 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ("src/region/processes.py", "Processes._written", "addBoth lambda"): "the writer reports its own end",
     ("src/region/answers/asking.py", "Asker.ask", "addBoth _ended"): "logs, or gives it to all who wait, in a loop",
     (
-        "src/region/api/app.py",
-        "Api._respond",
+        "src/region/api/responding.py",
+        "respond",
         "addBoth passed",
     ): "for a client that hung up; _failed came before",
     ("src/region/api/app.py", "_Addressed.render", "UnicodeDecodeError, BadHost"): "the client is refused, with a 4xx",
