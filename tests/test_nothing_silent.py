@@ -42,6 +42,10 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "respond",
         "addBoth passed",
     ): "for a client that hung up; _failed came before",
+    ("src/region/metadata/parsing.py", "_power", "ValueError, RecursionError"): "the client is refused, with a 400",
+    ("src/region/metadata/service.py", "MetadataResource.render", "addErrback lambda"): (
+        "a client that hung up; what it sent goes on being stored, and respond() has logged what failed"
+    ),
     ("src/region/api/app.py", "_Addressed.render", "UnicodeDecodeError, BadHost"): "the client is refused, with a 4xx",
     (
         "src/region/api/oauth.py",

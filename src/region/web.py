@@ -20,7 +20,8 @@ log = Logger()
 
 SIGNPOST: Final = (
     "This is a Stanchion region.  Its API is at /MAAS/api/2.0/ (described in /MAAS/api/2.0/openapi.json), its image "
-    "stream at /MAAS/images-stream/streams/v1/index.json, its metrics at /metrics.\n"
+    "stream at /MAAS/images-stream/streams/v1/index.json, what machines ask at /MAAS/metadata/, its metrics at "
+    "/metrics.\n"
 )
 """What someone reads who comes to the front door."""
 
@@ -123,12 +124,14 @@ class _Nowhere(Signpost):
         return self._say(request, 404, f"There is nothing at {path}.  {SIGNPOST}")
 
 
-def tree(api: IResource, stream: IResource, metrics: IResource) -> Resource:
-    """The resources of a region: ``/MAAS/api/2.0/``, ``/MAAS/images-stream/`` and ``/metrics``."""
+def tree(api: IResource, stream: IResource, metrics: IResource, metadata: IResource | None = None) -> Resource:
+    """The resources of a region: ``/MAAS/api/2.0/``, ``/MAAS/images-stream/``, ``/MAAS/metadata/``, ``/metrics``."""
     root, maas, apis = Signpost(), Signpost(), Signpost()
     root.putChild(b"MAAS", maas)
     root.putChild(b"metrics", metrics)
     maas.putChild(b"api", apis)
     apis.putChild(b"2.0", api)
     maas.putChild(b"images-stream", stream)
+    if metadata is not None:
+        maas.putChild(b"metadata", metadata)
     return root

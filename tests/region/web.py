@@ -47,8 +47,9 @@ class Response:
 class Connection:
     """One connection to a site that has ``resource`` at ``/MAAS/api/2.0``."""
 
-    def __init__(self, resource: Any, clock: Clock) -> None:
-        self.attach(Site(tree(resource, Resource(), Resource()), requestFactory=ApiRequest, reactor=clock))
+    def __init__(self, resource: Any, clock: Clock, metadata: Resource | None = None) -> None:
+        root = tree(resource, Resource(), Resource(), metadata)
+        self.attach(Site(root, requestFactory=ApiRequest, reactor=clock))
 
     def attach(self, site: Site) -> None:
         """Connect to ``site``, whatever it has."""
