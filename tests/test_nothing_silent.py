@@ -35,6 +35,7 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ("src/rack/regions.py", "Regions.stop", "gatherResults"): "a service that is stopped gives no error",
     ("src/rack/regions.py", "Regions._prepare", "UnknownCommand"): "an older region has no Endpoints; its one is used",
     ("src/rack/remembered.py", "RememberedRegions.read", "FileNotFoundError"): "a first start remembers none",
+    ("src/region/nodes/life.py", "_takes", "NoTransition"): "how automat says no",
     ("src/region/processes.py", "Processes._written", "addBoth lambda"): "the writer reports its own end",
     ("src/region/answers/asking.py", "Asker.ask", "addBoth _ended"): "logs, or gives it to all who wait, in a loop",
     (

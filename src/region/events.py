@@ -18,7 +18,8 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from region.database import Database, DatabaseUnavailable, Transaction
-from rpc.events import Event, level_name
+from region.nodes.values import NodeName
+from rpc.events import MAX_DESCRIPTION, MAX_TYPE, Event, Kind, level_name, plain
 
 log = Logger()
 
@@ -53,6 +54,34 @@ class StoredEvent:
 
 
 _COLUMNS: Final = "id, rack, hostname, type, level, description, occurred, received"
+
+
+async def record(
+    transaction: Transaction,
+    node: NodeName,
+    kind: Kind,
+    description: str,
+    *,
+    correlation: str = "",
+    username: str = "",
+) -> None:
+    """Write an event of a node, in the transaction of what it tells of.
+
+    This takes the lock under which events are written, until the transaction ends: nothing else may be locked after it.
+
+    :param description: of any length and content; it is made fit for the database.
+    :param correlation: what the log has more about this under.
+    :param username: who asked for what happened.
+    """
+    await transaction.query("SELECT pg_advisory_xact_lock(%s, %s)", LOCK)
+    await transaction.execute(
+        """INSERT INTO event (node, hostname, type, level, description, correlation, username, occurred)
+           VALUES (%s, %s, %s, %s, %s, %s, %s, clock_timestamp())""",
+        (
+            node.system_id, node.hostname, plain(kind.type, MAX_TYPE), kind.level, plain(description, MAX_DESCRIPTION),
+            plain(correlation, MAX_TYPE), plain(username, MAX_TYPE),
+        ),
+    )  # fmt: skip
 
 
 class EventStore:

@@ -59,6 +59,8 @@ CREATE TABLE node_token (
     token_key     text NOT NULL UNIQUE,
     token_secret  text NOT NULL,
     created       timestamptz NOT NULL DEFAULT now(),
+    -- For how long it is good once it is retired.
+    grace_seconds double precision NOT NULL DEFAULT 3600 CHECK (grace_seconds >= 0),
     expires       timestamptz
 );
 CREATE UNIQUE INDEX node_token_one_lives ON node_token (node_id) WHERE expires IS NULL;
