@@ -1,4 +1,4 @@
-"""Where the racks' events are kept, so that each is there exactly once, in its rack's order, and none for ever.
+"""Where events are kept, those of racks exactly once and in each rack's order, those of nodes with what they tell of.
 
 Storing is one transaction, and only one at a time: ids are then in the order of being committed, so whoever reads on
 from the last id that he saw misses nothing.
@@ -41,19 +41,26 @@ class NotEnrolled(Exception):
 
 @frozen
 class StoredEvent:
-    """An event as it is stored. ``rack`` is the rack's system id, ``hostname`` the name that it had then."""
+    """An event as it is stored. ``source`` is the system id of the rack or node, ``hostname`` its name at that time.
+
+    ``correlation`` is what the log has more about it under, and ``username`` who asked for it, where there is such.
+    """
 
     id: int
-    rack: str
+    source: str
     hostname: str
     type: str
     level: int
     description: str
     occurred: datetime
     received: datetime
+    correlation: str = ""
+    username: str = ""
 
 
-_COLUMNS: Final = "id, rack, hostname, type, level, description, occurred, received"
+_COLUMNS: Final = (
+    "id, coalesce(rack, node), hostname, type, level, description, occurred, received, correlation, username"
+)
 
 
 async def record(
@@ -117,29 +124,50 @@ class EventStore:
         limit: int = 100,
         before: int | None = None,
         after: int | None = None,
-        racks: Collection[str] = (),
+        sources: Collection[str] = (),
+        hostnames: Collection[str] = (),
+        mac_addresses: Collection[str] = (),
     ) -> list[StoredEvent]:
         """At most ``limit`` events, newest first: the newest, or those next to the id ``before`` or ``after``.
 
         :param level: only events of this level or a higher one.
-        :param racks: only of these racks, by system id or by the name that they had; all if there are none.
+        :param sources: only of these racks and nodes, by system id or by the name that they had; all if there are none.
+        :param hostnames: only of what had one of these names; all if there are none.
+        :param mac_addresses: only of the nodes that have one of these now; all if there are none.
         """
         # Written out, so that the index for just these can be used.
-        wanted, parameters = [f"level >= {int(level)}"], list[object]()
-        if racks:
-            wanted.append("(rack = ANY(%s) OR hostname = ANY(%s))")
-            parameters += [list(racks), list(racks)]
+        wanted = [f"level >= {int(level)}"]
+        values: dict[str, object] = {"limit": limit, "before": before, "after": after, "hostnames": list(hostnames)}
         if before is not None:
-            wanted.append("id < %s")
-            parameters.append(before)
+            wanted.append("id < %(before)s")
         if after is not None:
-            wanted.append("id > %s")
-            parameters.append(after)
+            wanted.append("id > %(after)s")
+        if hostnames:
+            wanted.append("hostname = ANY(%(hostnames)s)")
+        if mac_addresses:
+            rows = await self._database.query(
+                "SELECT system_id FROM node JOIN interface ON node_id = node.id WHERE mac_address = ANY(%s)",
+                ([each.lower() for each in mac_addresses],),
+            )
+            values["nodes"] = sorted({system_id for (system_id,) in rows})
+            wanted.append("node = ANY(%(nodes)s)")
+        # From the index of what there are least of, whatever the others ask for.
+        columns: tuple[str, ...] = ()
+        if sources:
+            columns, values["keys"] = ("rack", "node", "hostname"), list(sources)
+        elif mac_addresses:
+            columns, values["keys"] = ("node",), values["nodes"]
+        elif hostnames:
+            columns, values["keys"] = ("hostname",), list(hostnames)
         order = "ASC" if after is not None else "DESC"
-        rows = await self._database.query(
-            f"SELECT {_COLUMNS} FROM event WHERE {' AND '.join(wanted)} ORDER BY id {order} LIMIT %s",
-            (*parameters, limit),
+        page = f"AND {' AND '.join(wanted)} ORDER BY id {order} LIMIT %(limit)s"
+        found_in = " UNION ".join(f"(SELECT id FROM event WHERE {column} = key {page})" for column in columns)
+        within = (
+            f"id IN (SELECT found.id FROM unnest(%(keys)s::text[]) AS key, LATERAL ({found_in}) AS found)"
+            if columns
+            else "true"
         )
+        rows = await self._database.query(f"SELECT {_COLUMNS} FROM event WHERE {within} {page}", values)
         found = [StoredEvent(*row) for row in rows]
         return found if after is None else found[::-1]
 

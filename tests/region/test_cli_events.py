@@ -35,7 +35,7 @@ class TestEvents(CommandCase):
         status, output, _ = self.stanchion("events")
         lines = output.splitlines()
         self.assertEqual((status, len(lines)), (0, 3))
-        self.assertEqual(lines[0].split()[:4], ["TIME", "(UTC)", "LEVEL", "RACK"])
+        self.assertEqual(lines[0].split()[:4], ["TIME", "(UTC)", "LEVEL", "HOST"])
         self.assertIn("All well.", lines[1])
         self.assertIn("bad \\x1b[31m", lines[2])
         self.assertEqual(self.region.seen[-1].query, {"op": ["query"], "limit": ["100"]})
@@ -50,6 +50,20 @@ class TestEvents(CommandCase):
             self.region.seen[-1].query, {"op": ["query"], "level": ["error"], "id": ["a", "b"], "limit": ["5"]}
         )
 
+    def test_events_of_nodes_are_asked_for_by_name_and_by_mac_address(self) -> None:
+        self.region.answers["GET", "events/"] = page(event(1))
+        self.stanchion("events", "--rack", "a", "--node", "b", "--mac", "00:16:3e:00:00:01")
+        query = self.region.seen[-1].query
+        self.assertEqual((query["id"], query["mac_address"]), (["a", "b"], ["00:16:3e:00:00:01"]))
+
+    def test_of_an_error_it_is_shown_what_the_log_has_more_under(self) -> None:
+        failed = {**event(1, "ERROR", "KeyError: 'x'."), "correlation": "0123456789abcdef"}
+        changed = {**event(2, "INFO", "From 'New' to 'Ready'"), "correlation": "fedcba9876543210"}
+        self.region.answers["GET", "events/"] = page(changed, failed)
+        _, output, _ = self.stanchion("events")
+        self.assertIn("KeyError: 'x'. [0123456789abcdef]", output)
+        self.assertNotIn("fedcba", output)
+
     def test_no_event_is_said_to_be_none(self) -> None:
         self.region.answers["GET", "events/"] = page()
         self.assertEqual(self.stanchion("events")[:2], (0, "there are no such events\n"))
@@ -62,7 +76,7 @@ class TestEvents(CommandCase):
                 raise Enough
 
         output = io.StringIO()
-        arguments = argparse.Namespace(json=as_json, level=None, rack=None)
+        arguments = argparse.Namespace(json=as_json, level=None, rack=None, node=None, mac=None)
         with contextlib.redirect_stdout(output), self.assertRaises(Enough):
             follow(Client(Profile(self.region.url, "a:b:c")), arguments, first, pause)
         return output.getvalue().splitlines()

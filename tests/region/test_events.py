@@ -16,10 +16,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.api import Api, Authenticator
 from region.api.events import created
 from region.database import DatabaseUnavailable
-from region.events import CLEAN_SECONDS, EventCleaner, EventStore, NotEnrolled, StoredEvent
-from rpc.events import MAX_DESCRIPTION, MAX_TYPE, Event, InvalidEvent, Level, plain, read_event
+from region.events import CLEAN_SECONDS, EventCleaner, EventStore, NotEnrolled, StoredEvent, record
+from rpc.events import MAX_DESCRIPTION, MAX_TYPE, Event, InvalidEvent, Kind, Level, plain, read_event
 from tests.database import DatabaseTestCase
 from tests.region.fakes import Keys
+from tests.region.machines import make_node
 from tests.region.web import Connection, Response
 
 EPOCH, OTHER = "a" * 32, "b" * 32
@@ -51,7 +52,7 @@ class StoreTests(DatabaseTestCase):
     async def test_what_is_answered_is_stored_as_it_was_sent(self) -> None:
         self.assertEqual(await self.store.store("aaaaaa", [event(5), event(6, level=40)]), [f"{EPOCH}-5", f"{EPOCH}-6"])
         [newer, older] = await self.store.query()
-        self.assertEqual((older.rack, older.hostname, older.type), ("aaaaaa", "rack-aaaaaa", "Sync ended"))
+        self.assertEqual((older.source, older.hostname, older.type), ("aaaaaa", "rack-aaaaaa", "Sync ended"))
         self.assertEqual(older.occurred, datetime.fromtimestamp(1e9 + 5, UTC))
         self.assertEqual((newer.level, newer.description), (40, "number 6"))
 
@@ -169,13 +170,64 @@ class StoreTests(DatabaseTestCase):
 
         self.assertEqual(await levels(), [6, 5, 4, 3, 2, 1])
         self.assertEqual(await levels(level=30), [6, 5, 4, 3])
-        self.assertEqual(await levels(racks=["aaaaaa"]), [5, 3, 1])
-        self.assertEqual(await levels(racks=["rack-bbbbbb", "nobody"]), [6, 4, 2])
+        self.assertEqual(await levels(sources=["aaaaaa"]), [5, 3, 1])
+        self.assertEqual(await levels(sources=["rack-bbbbbb", "nobody"]), [6, 4, 2])
         self.assertEqual(await levels(limit=2), [6, 5])
         self.assertEqual(await levels(limit=2, before=ids[5]), [4, 3])
         self.assertEqual(await levels(limit=2, after=ids[2]), [4, 3])
         self.assertEqual(await levels(after=ids[6]), [])
-        self.assertEqual(await levels(limit=2, level=20, racks=["aaaaaa"], before=ids[6]), [5, 3])
+        self.assertEqual(await levels(limit=2, level=20, sources=["aaaaaa"], before=ids[6]), [5, 3])
+        self.assertEqual(await levels(limit=2, sources=["aaaaaa", "rack-bbbbbb"], after=ids[3]), [5, 4])
+        self.assertEqual(await levels(hostnames=["rack-aaaaaa"]), [5, 3, 1])
+        self.assertEqual(await levels(sources=["aaaaaa", "bbbbbb"], hostnames=["rack-bbbbbb"]), [6, 4, 2])
+        self.assertEqual(await levels(mac_addresses=["00:16:3e:00:00:01"]), [])
+
+    async def test_a_node_s_event_stands_beside_those_of_racks_and_is_found_by_what_the_node_has(self) -> None:
+        node = await make_node(self.database, "cccccc")
+        await self.database.execute(
+            "INSERT INTO interface (node_id, name, mac_address) VALUES (%s, 'eth0', '00:16:3e:00:00:0a')", (node.id,)
+        )
+        await self.store.store("aaaaaa", [event(1)])
+        kind = Kind("Node changed status", Level.INFO)
+
+        async def happening(transaction: Any) -> None:
+            await record(transaction, node, kind, "x" * 5000 + "\x00", correlation="c" * 16, username="someone")
+
+        await self.database.transact(happening)
+        await self.database.execute("UPDATE node SET hostname = 'another' WHERE id = %s", (node.id,))
+        [newest, oldest] = await self.store.query()
+        self.assertEqual((newest.source, newest.hostname, newest.level), ("cccccc", "node-cccccc", Level.INFO))
+        self.assertEqual((newest.correlation, newest.username), ("c" * 16, "someone"))
+        self.assertEqual(len(newest.description), MAX_DESCRIPTION)
+        self.assertEqual((oldest.source, oldest.correlation), ("aaaaaa", ""))
+        for wanted in (
+            {"sources": ["cccccc"]}, {"sources": ["node-cccccc"]}, {"hostnames": ["node-cccccc"]},
+            {"mac_addresses": ["00:16:3E:00:00:0A"]}, {"sources": ["cccccc"], "mac_addresses": ["00:16:3e:00:00:0a"]},
+        ):  # fmt: skip
+            found = await self.store.query(**cast(Any, wanted))
+            self.assertEqual([each.id for each in found], [newest.id], wanted)
+        self.assertEqual(await self.store.query(sources=["aaaaaa"], mac_addresses=["00:16:3e:00:00:0a"]), [])
+
+    async def test_of_two_nodes_events_that_are_written_at_once_the_one_with_the_higher_id_is_seen_last(self) -> None:
+        one, other = await make_node(self.database, "cccccc"), await make_node(self.database, "dddddd")
+        kind, held, order = Kind("Node changed status", Level.INFO), Deferred[None](), list[str]()
+
+        async def slow(transaction: Any) -> None:
+            await record(transaction, one, kind, "first")
+            order.append("first")
+            await held
+
+        async def quick(transaction: Any) -> None:
+            await record(transaction, other, kind, "second")
+            order.append("second")
+
+        writing = [self.run_async(self.database.transact(each)) for each in (slow, quick)]
+        while not order:
+            await self.database.query("SELECT 1")
+        self.assertEqual(await self.store.query(), [])
+        held.callback(None)
+        await gatherResults(writing)
+        self.assertEqual([each.description for each in reversed(await self.store.query())], order)
 
 
 class FakeEvents:
@@ -218,6 +270,7 @@ class ApiTests(SynchronousTestCase):
             {
                 "username": "", "node": "aaaaaa", "hostname": "rack-1", "id": 12, "level": "ERROR",
                 "created": "Thu, 24 Jul. 2025 08:01:49", "type": "Sync failed", "description": "Why.",
+                "correlation": "",
             },
         )  # fmt: skip
         # As libmaas reads it.
@@ -242,13 +295,20 @@ class ApiTests(SynchronousTestCase):
     def test_what_is_asked_for_is_passed_on_with_maas_s_defaults(self) -> None:
         self.ask("op=query")
         self.assertEqual(
-            self.parts.events.asked, {"level": 20, "limit": 100, "before": None, "after": None, "racks": ()}
-        )
-        self.ask("op=query&level=error&limit=1000&after=0&id=aaaaaa&hostname=rack-2")
+            self.parts.events.asked,
+            {
+                "level": 20, "limit": 100, "before": None, "after": None,
+                "sources": (), "hostnames": (), "mac_addresses": (),
+            },
+        )  # fmt: skip
+        self.ask("op=query&level=error&limit=1000&after=0&id=aaaaaa&hostname=rack-2&mac_address=00:16:3e:00:00:01")
         self.assertEqual(
             self.parts.events.asked,
-            {"level": 40, "limit": 1000, "before": None, "after": 0, "racks": ("aaaaaa", "rack-2")},
-        )
+            {
+                "level": 40, "limit": 1000, "before": None, "after": 0,
+                "sources": ("aaaaaa",), "hostnames": ("rack-2",), "mac_addresses": ("00:16:3e:00:00:01",),
+            },
+        )  # fmt: skip
         self.ask("op=query&level=30")
         self.assertEqual(self.parts.events.asked["level"], Level.WARNING)
 

@@ -1,4 +1,4 @@
-"""What happened on the racks, in the form that clients of MAAS read."""
+"""What happened on the racks and to the nodes, in the form that clients of MAAS read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ PARAMETERS: Final = (
     Parameter("limit", f"How many at most; {DEFAULT_LIMIT} by default.", kind="integer", minimum=1, maximum=1000),
     Parameter("before", "Only events that are older than the one with this id.", kind="integer", minimum=0),
     Parameter("after", "Only events that are newer than the one with this id.", kind="integer", minimum=0),
-    Parameter("id", "Only events of racks with this system id or name; may be repeated.", many=True),
-    Parameter("hostname", "The same, by the name that the rack had then.", many=True),
+    Parameter("id", "Only events of racks and nodes with this system id or name; may be repeated.", many=True),
+    Parameter("hostname", "Only events of what had this name then; may be repeated.", many=True),
+    Parameter("mac_address", "Only events of the node that has this MAC address now; may be repeated.", many=True),
 )
 
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -41,7 +42,9 @@ async def query_events(parts: Parts, call: Call) -> Reply:
         limit=values.get("limit", DEFAULT_LIMIT),
         before=before,
         after=after,
-        racks=(*values.get("id", ()), *values.get("hostname", ())),
+        sources=values.get("id", ()),
+        hostnames=values.get("hostname", ()),
+        mac_addresses=values.get("mac_address", ()),
     )
     older, newer = _neighbours(found, before, after)
     return document(
@@ -88,14 +91,15 @@ def _uri(values: Mapping[str, Any], **turn: int) -> str:
 
 def _event(event: StoredEvent) -> dict[str, Any]:
     return {
-        "username": "",
-        "node": event.rack,
+        "username": event.username,
+        "node": event.source,
         "hostname": event.hostname,
         "id": event.id,
         "level": level_name(event.level),
         "created": created(event.occurred),
         "type": event.type,
         "description": event.description,
+        "correlation": event.correlation,
     }
 
 

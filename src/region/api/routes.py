@@ -209,7 +209,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     # What happened.
     Operation(
         "GET", "/events/", "Events", "query", events.query_events,
-        "What happened on the racks, newest first.", op="query", parameters=events.PARAMETERS,
+        "What happened on the racks and to the nodes, newest first.", op="query", parameters=events.PARAMETERS,
         answers={200: "`count`, `events`, and `prev_uri` and `next_uri`, where there are older and newer ones.",
                  400: _WRONG},
     ),

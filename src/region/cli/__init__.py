@@ -145,14 +145,16 @@ examples:
         subparsers,
         "events",
         _later("events"),
-        "What happened on the racks: syncs, damage, full disks, lost links.",
+        "What happened on the racks and to the nodes: syncs, damage, lost links; changes of status, failed scripts.",
         epilog="""\
-Oldest first, as in a log. The time is the rack's. A rack that cannot reach its region keeps its events and sends them
-later; if there are too many for it to keep, an event says how many are lost.
+Oldest first, as in a log. A rack's events have the rack's time. A rack that cannot reach its region keeps its events
+and sends them later; if there are too many for it to keep, an event says how many are lost. At the end of an error
+stands, in brackets, what the region's log has more about it under.
 
 examples:
   stanchion events
   stanchion events --level warning --rack rack-2
+  stanchion events --node node-7 --level debug
   stanchion events --follow
   stanchion events --follow --json | jq -r 'select(.level == "ERROR") | .description'""",
         parents=[connection],
@@ -163,6 +165,10 @@ examples:
     parser.add_argument(
         "--rack", metavar="RACK", action="append", help="only of this rack (name or id; again for more)"
     )
+    parser.add_argument(
+        "--node", metavar="NODE", action="append", help="only of this node (name or id; again for more)"
+    )
+    parser.add_argument("--mac", metavar="MAC", action="append", help="only of the node with this MAC address")
     parser.add_argument("--limit", metavar="N", type=int, default=100, help="the newest so many (default: %(default)s)")
     parser.add_argument("--follow", action="store_true", help="go on and show those that come; Ctrl-C ends it")
     parser = command(

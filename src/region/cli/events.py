@@ -1,4 +1,4 @@
-"""``stanchion events``: what happened on the racks, oldest first as in a log, and on request as it goes on."""
+"""``stanchion events``: what happened on racks and to nodes, oldest first as in a log, and on request as it goes on."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
             write_json(page)
         elif page["events"]:
             write_table(
-                ("TIME (UTC)", "LEVEL", "RACK", "EVENT", "DESCRIPTION"),
-                [_row(event) for event in reversed(page["events"])],
+                ("TIME (UTC)", "LEVEL", "HOST", "EVENT", "DESCRIPTION"),
+                [row_of(event) for event in reversed(page["events"])],
             )
         else:
             write("there are no such events")
@@ -70,18 +70,24 @@ def follow(
 
 
 def _read(client: Client, arguments: argparse.Namespace, **query: str) -> Any:
-    racks: list[str] = arguments.rack or []
-    return client.get("events/", op="query", level=arguments.level, id=racks or None, **query)
+    sources: list[str] = [*(arguments.rack or []), *(arguments.node or [])]
+    return client.get(
+        "events/", op="query", level=arguments.level, id=sources or None, mac_address=arguments.mac or None, **query
+    )
 
 
-def _row(event: Any) -> Sequence[object]:
-    return event["created"], event["level"], event["hostname"] or event["node"], event["type"], event["description"]
+def row_of(event: Any) -> Sequence[object]:
+    """An event's columns: when, level, where, type and description; of an error with what the log has more under."""
+    description, correlation = event["description"], event.get("correlation")
+    if correlation and event["level"] in ("ERROR", "CRITICAL"):
+        description = f"{description} [{correlation}]"
+    return event["created"], event["level"], event["hostname"] or event["node"], event["type"], description
 
 
 def _show(event: Any, as_json: bool) -> None:
     if as_json:
         write(json.dumps(event))
         return
-    created, level, rack, kind, description = map(str, _row(event))
+    created, level, host, kind, description = map(str, row_of(event))
     shown = painted(_COLOURED.get(level, level), text=f"{level:8}")
-    write(f"{created}  {shown}  {safe(rack)}  {safe(kind)}: {safe(description)}")
+    write(f"{created}  {shown}  {safe(host)}  {safe(kind)}: {safe(description)}")

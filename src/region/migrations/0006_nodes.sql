@@ -281,3 +281,5 @@ ALTER TABLE event ADD CHECK ((rack IS NULL) <> (node IS NULL));
 ALTER TABLE event ADD CHECK ((rack IS NULL) = (epoch IS NULL) AND (rack IS NULL) = (sequence IS NULL));
 CREATE INDEX event_node ON event (node, id) WHERE node IS NOT NULL;
 CREATE INDEX event_hostname ON event (hostname, id);
+-- Most of what nodes say is below what people are shown.
+CREATE INDEX event_information ON event (id) WHERE level >= 20;
