@@ -120,6 +120,7 @@ CREATE TABLE script (
     parallel         smallint NOT NULL DEFAULT 0 CHECK (parallel BETWEEN 0 AND 2),
     parameters       jsonb NOT NULL DEFAULT '{}',
     packages         jsonb NOT NULL DEFAULT '{}',
+    results          jsonb NOT NULL DEFAULT '{}',                               -- what they mean, for people
     timeout_seconds  bigint NOT NULL DEFAULT 0 CHECK (timeout_seconds >= 0),    -- 0: none
     destructive      boolean NOT NULL DEFAULT false,
     may_reboot       boolean NOT NULL DEFAULT false,

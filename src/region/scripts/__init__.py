@@ -1,1 +1,1 @@
-"""Which scripts are there, in which versions, what does a node get of them, and how do people see what they came to?"""
+"""What may be run on a node, which of it is chosen for a run, what a node is handed, and what came back."""
