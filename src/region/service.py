@@ -43,6 +43,7 @@ from region.keeping import Keeper
 from region.metrics import RegionMetrics
 from region.processes import Processes, endpoint_of
 from region.racks import RackRegistry, RackStore, watch
+from region.scripts.builtin import install as install_builtins
 from region.syncing import SyncDriver
 from region.upstream.reader import SourceReader
 from region.wire import RegionWire
@@ -152,6 +153,7 @@ class RegionService(Service):
         await database.start()
         for number in await migrate(database):
             log.info("Migrated the database to number {number}.", number=number)
+        await install_builtins(database, run_in_thread=run_in_thread)
 
         racks = RackStore(database)
         load = partial(load_keys, state / "authority", config.name)

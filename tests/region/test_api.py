@@ -19,7 +19,7 @@ from region.api import Api, Authenticator, Parts
 from region.api.keys import ApiKey
 from region.api.operations import Call, Operation, Parameter, Reply, document
 from region.api.routes import OPERATIONS
-from region.api.site import BODY_LIMIT, DISCARDED
+from region.api.site import BODY_LIMIT, DISCARDED, limit_of
 from region.database import DatabaseUnavailable
 from tests.region.fakes import EPOCH, Keys
 from tests.region.web import AUTHORIZATION, Connection, Response, form
@@ -70,6 +70,7 @@ class ApiTestCase(SynchronousTestCase):
             Operation("GET", "/things/", "Things", "read", echo, "", parameters=fields),
             Operation("POST", "/things/", "Things", "create", echo, "", parameters=fields),
             Operation("POST", "/things/", "Things", "act", echo, "", op="act", parameters=fields),
+            Operation("POST", "/scripts/", "Scripts", "create", echo, "", parameters=fields),
             Operation("PUT", "/things/{id}/", "Thing", "update", echo, "", parameters=fields),
             Operation("GET", "/open/", "Open", "read", echo, "", anonymous=True),
             Operation("GET", "/broken/", "Broken", "read", broken, ""),
@@ -233,6 +234,20 @@ class Bodies(ApiTestCase):
         self.assertEqual(response.status, 413)
         self.assertIn("at most 1048576 bytes", response.text)
         self.assertEqual(self.ask("GET", "things/").status, 200)
+
+    def test_uploads_may_be_larger_where_there_are_any(self) -> None:
+        for path, limit in (
+            (b"/MAAS/api/2.0/scripts/", 4 << 20), (b"/MAAS/api/2.0/scripts", 4 << 20),
+            (b"/MAAS/api/2.0/scripts/a/?op=x", 4 << 20), (b"/MAAS/metadata/latest/", 16 << 20),
+            (b"//MAAS///metadata/latest", 16 << 20), (b"/MAAS/api/2.0/scripts-of-others/", BODY_LIMIT),
+            (b"/MAAS/api/2.0/machines/?next=/MAAS/metadata/", BODY_LIMIT), (b"", BODY_LIMIT),
+        ):  # fmt: skip
+            self.assertEqual(limit_of(path), limit, path)
+        body = json.dumps({"name": "x" * BODY_LIMIT}).encode()
+        self.assertEqual(self.ask("POST", "scripts/", body, Content_Type="application/json").status, 200)
+        self.assertEqual(self.ask("POST", "things/", body, Content_Type="application/json").status, 413)
+        self.connection.send("POST", "scripts/", Content_Length=str(DISCARDED + 1))
+        self.assertEqual(self.connection.response().status, 413)
 
     def test_a_body_over_the_limit_that_comes_in_chunks_is_413(self) -> None:
         self.connection.send("POST", "things/", Transfer_Encoding="chunked", Content_Length="0")

@@ -25,6 +25,7 @@ from region.metadata.service import Known, MetadataParts, MetadataResource
 from region.metadata.userdata import runner_archive, user_data
 from region.nodes.statuses import NodeStatus
 from region.nodes.values import NodeName, Standing
+from region.scripts.archive import DevicesUnknown
 from tests.region.web import Connection, Response, form
 
 P = ParamSpec("P")
@@ -41,6 +42,7 @@ class Fakes:
         self.status = NodeStatus.COMMISSIONING
         self.expired = False
         self.archive: bytes | None = b"tar"
+        self.devices_are_known = True
         self.stored: list[Signal | StatusMessage] = []
         self.standing_now = STANDING
         self.storing: Callable[[], Deferred[None]] = lambda: succeed(None)
@@ -63,6 +65,8 @@ class Fakes:
         return self.standing_now
 
     async def pending(self, node_id: int) -> bytes | None:
+        if not self.devices_are_known:
+            raise DevicesUnknown("not yet")
         return self.archive
 
 
@@ -116,6 +120,11 @@ class ReadingTests(ServiceTestCase):
         self.assertEqual(answer.headers["X-Stanchion-Status"], "Commissioning")
         self.fakes.archive = None
         self.assertEqual((self.ask("latest/maas-scripts").status), 204)
+        self.fakes.devices_are_known = False
+        answer = self.ask("latest/maas-scripts")
+        self.assertEqual((answer.status, answer.headers["Retry-After"]), (503, "2"))
+        self.assertEqual(answer.headers["X-Stanchion-Status"], "Commissioning")
+        self.fakes.devices_are_known = True
 
     def test_a_node_that_has_to_stop_gets_no_scripts(self) -> None:
         self.fakes.standing_now = Standing(NodeStatus.BROKEN, stop=True)

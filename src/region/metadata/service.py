@@ -27,6 +27,7 @@ from region.metadata.parsing import parse_message, parse_signal
 from region.metadata.userdata import user_data
 from region.nodes.statuses import NodeStatus
 from region.nodes.values import NodeName, Standing
+from region.scripts.archive import DevicesUnknown
 from rpc.fetch import RunInThread
 
 log = Logger()
@@ -73,7 +74,10 @@ class IScripts(Protocol):
     """Who has the scripts of a node."""
 
     async def pending(self, node_id: int) -> bytes | None:
-        """The archive of the scripts that the node still has to run; None if there are none."""
+        """The archive of the scripts that the node still has to run; None if there are none.
+
+        :raises DevicesUnknown: if it is to ask again in a moment.
+        """
 
 
 @frozen
@@ -152,7 +156,10 @@ class MetadataResource(Resource):
 
     async def _scripts(self, known: Known) -> Reply:
         standing = await self._parts.intake.standing(known.name)
-        archive = None if standing.stop else await self._parts.scripts.pending(known.name.id)
+        try:
+            archive = None if standing.stop else await self._parts.scripts.pending(known.name.id)
+        except DevicesUnknown as error:
+            raise ApiError(text(str(error), 503, **{"Retry-After": "2", **_headers(standing)})) from error
         if archive is None:
             return Reply(status=204, content_type="", headers=_headers(standing))
         return Reply(archive, 200, "application/x-tar", _headers(standing))
