@@ -1,1 +1,1 @@
-"""Which storage and network configuration does a node get by default?"""
+"""How are a node's disks and interfaces to be used, unless people say otherwise? Decided when it was commissioned."""
