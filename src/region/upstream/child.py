@@ -7,25 +7,17 @@ outlive a time-out. The process takes questions on its standard input and answer
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import os
-import resource
-import signal
-import struct
-import sys
 from typing import Final
 
 from region.upstream.documents import Unusable, read_index
 from region.upstream.exchange import Answer, Question, Refused, decode_question, encode_answer
 from region.upstream.products import read_products
+from region.upstream.serving import serve
 from region.upstream.signatures import BadSignature, is_signed, unverified_payload, verified_payload
 
 MEMORY: Final = 1 << 30
 """Bytes of address space that the process may use: enough for a document of the largest size that is fetched."""
-
-_PR_SET_PDEATHSIG: Final = 1
-_LENGTH: Final = struct.Struct(">Q")
 
 
 def answer(data: bytes) -> bytes:
@@ -55,26 +47,5 @@ def examine(question: Question, document: bytes) -> Answer:
         return Refused(f"reading it needs more than {MEMORY >> 20} MiB of memory")
 
 
-def die_with(parent: int) -> None:
-    """Have this process killed when ``parent``, its parent, ends in whatever way (Linux, ``prctl(2)``)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
-        sys.exit("the region ended before its child began")
-
-
-def main() -> None:
-    """Answer the questions on standard input until it ends; each, and each answer, comes after its length."""
-    die_with(int(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    while length := questions.read(_LENGTH.size):
-        said = answer(questions.read(*_LENGTH.unpack(length)))
-        answers.write(_LENGTH.pack(len(said)) + said)
-        answers.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(answer, MEMORY)

@@ -1,7 +1,7 @@
-"""Runs the process that reads documents: asks it one thing at a time, and never waits for it for ever.
+"""Runs a process that answers questions about foreign bytes: one at a time, and it is never waited for for ever.
 
 A process serves one reading of a source, for starting it costs more than reading most documents. One that fails, or is
-killed because it took too long, fails only the document it was reading: the next question starts another.
+killed because it took too long, fails only the question that it was asked: the next one starts another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 SECONDS: Final = 120.0
-"""How long reading one document may take."""
+"""How long answering one question may take."""
+
+MODULE: Final = "region.upstream.child"
+"""What is run to read documents."""
 
 MAX_ANSWER: Final = 256 << 20
 """Bytes of an answer."""
@@ -32,6 +35,10 @@ _LENGTH: Final = struct.Struct(">Q")
 
 class ChildFailed(Exception):
     """A question was not answered; the text says what became of the process."""
+
+
+class TookTooLong(ChildFailed):
+    """The process was killed, because it had not answered in time."""
 
 
 class Conversation(Protocol):
@@ -48,47 +55,57 @@ Spawn = Callable[[], Conversation]
 
 
 def in_a_process(reactor: Any, *, seconds: float = SECONDS) -> Spawn:
-    """Conversations with the real process, ``python -m region.upstream.child``.
+    """Conversations with the process that reads documents.
 
     :param reactor: provides IReactorProcess and IReactorTime.
     :param seconds: after which a process that does not answer is killed.
     """
-    return lambda: _Conversation(reactor, seconds)
+    return lambda: ProcessConversation(reactor, MODULE, "reading it", seconds)
 
 
-class _Conversation:
-    """A conversation with one process, which is started by the first question, and again if it failed."""
+class ProcessConversation:
+    """A conversation with one process, which is started by the first question, and again if it failed.
 
-    def __init__(self, reactor: Any, seconds: float) -> None:
+    :param module: what ``python -m`` runs; see :func:`region.upstream.child.serve`.
+    :param doing: what the process does, for people: "reading it".
+    :param seconds: after which a process that does not answer is killed.
+    """
+
+    def __init__(self, reactor: Any, module: str, doing: str, seconds: float) -> None:
         self._reactor = reactor
+        self._module = module
+        self._doing = doing
         self._seconds = seconds
         self._lock = DeferredLock()
         self._child: _Child | None = None
 
-    def ask(self, question: bytes) -> Deferred[bytes]:
-        """See :class:`Conversation`; one question after the other."""
-        answer: Deferred[bytes] = self._lock.run(self._ask, question)
+    def ask(self, question: bytes, seconds: float | None = None) -> Deferred[bytes]:
+        """See :class:`Conversation`; one question after the other.
+
+        :param seconds: for this question, in place of what was said for all.
+        """
+        answer: Deferred[bytes] = self._lock.run(self._ask, question, self._seconds if seconds is None else seconds)
         return answer
 
     def close(self) -> Deferred[None]:
         """See :class:`Conversation`."""
         return self._child.end() if self._child else succeed(None)
 
-    def _ask(self, question: bytes) -> Deferred[bytes]:
+    def _ask(self, question: bytes, seconds: float) -> Deferred[bytes]:
         if self._child is None or self._child.is_ending:
             try:
                 self._child = self._start()
             except OSError as error:
-                return fail(ChildFailed(f"no process could be started to read it: {error}"))
-        return self._child.ask(question)
+                return fail(ChildFailed(f"no process could be started for {self._doing}: {error}"))
+        return self._child.ask(question, seconds)
 
     def _start(self) -> _Child:
-        child = _Child(self._reactor, self._seconds)
+        child = _Child(self._reactor, self._doing)
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH", "")) if part)
         environment = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": path, "LC_ALL": "C.UTF-8"}
         # -P: a file in the working directory must not be taken for a module.
-        command = [sys.executable, "-P", "-m", "region.upstream.child", str(os.getpid())]
+        command = [sys.executable, "-P", "-m", self._module, str(os.getpid())]
         self._reactor.spawnProcess(child, sys.executable, command, env=environment)
         return child
 
@@ -96,9 +113,9 @@ class _Conversation:
 class _Child(ProcessProtocol):
     """One process, from its start to its end."""
 
-    def __init__(self, clock: IReactorTime, seconds: float) -> None:
+    def __init__(self, clock: IReactorTime, doing: str) -> None:
         self._clock = clock
-        self._seconds = seconds
+        self._doing = doing
         self._received = bytearray()
         self._said = b""
         self._answer: Deferred[bytes] | None = None
@@ -112,11 +129,11 @@ class _Child(ProcessProtocol):
         """Whether nothing can be asked any more."""
         return self._ended or self._why is not None
 
-    def ask(self, question: bytes) -> Deferred[bytes]:
+    def ask(self, question: bytes, seconds: float) -> Deferred[bytes]:
         """The answer to the only question at this time."""
         assert self.transport is not None
         self._answer = Deferred(lambda _: self._kill(CancelledError()))
-        self._timer = self._clock.callLater(self._seconds, self._too_late)
+        self._timer = self._clock.callLater(seconds, self._too_late, seconds)
         self.transport.write(_LENGTH.pack(len(question)) + question)
         return self._answer
 
@@ -125,7 +142,7 @@ class _Child(ProcessProtocol):
         if self._ended:
             return succeed(None)
         self._waiting.append(Deferred())
-        self._kill(ChildFailed("the reading of its source was ended"))
+        self._kill(ChildFailed(f"{self._doing} was ended"))
         return self._waiting[-1]
 
     def outReceived(self, data: bytes) -> None:
@@ -143,7 +160,7 @@ class _Child(ProcessProtocol):
             self._received = bytearray()
             self._fire(answer)
         elif len(self._received) > _LENGTH.size + length:
-            self._kill(ChildFailed("the process that reads it said more than its answer"))
+            self._kill(ChildFailed(f"the process for {self._doing} said more than its answer"))
 
     def errReceived(self, data: bytes) -> None:
         """What Python says when it fails: the end of it is kept."""
@@ -153,7 +170,7 @@ class _Child(ProcessProtocol):
         """It has ended and its pipes are closed."""
         self._ended = True
         said = self._said.decode("utf-8", "replace").strip() or "it said nothing"
-        self._fire(self._why or ChildFailed(f"the process that reads it failed ({reason.value}): {said}"))
+        self._fire(self._why or ChildFailed(f"the process for {self._doing} failed ({reason.value}): {said}"))
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.callback(None)
@@ -170,8 +187,8 @@ class _Child(ProcessProtocol):
         else:
             answer.callback(result)
 
-    def _too_late(self) -> None:
-        self._kill(ChildFailed(f"reading it took longer than {self._seconds:g} seconds"))
+    def _too_late(self, seconds: float) -> None:
+        self._kill(TookTooLong(f"{self._doing} took longer than {seconds:g} seconds"))
 
     def _kill(self, why: Exception) -> None:
         """Kill it; the question fails with ``why`` once it is gone."""
