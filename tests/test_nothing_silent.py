@@ -81,6 +81,7 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "_SessionContext.__aexit__",
         "DatabaseUnavailable",
     ): "what has ended has no lock",
+    ("src/region/commissioning/intake.py", "Intake._one", "TransactionRollbackError"): "stored again, or it is raised",
     ("src/region/database/pool.py", "_retried", "TransactionRollbackError"): "tried again, and the last one is raised",
     ("src/region/images/files.py", "_read", "ValueError, OSError"): "read ahead for a client that is gone, else raised",
     ("src/region/images/stream.py", "StreamResource._generation", "suppress GenerationMoved"): "the client gets a 404",

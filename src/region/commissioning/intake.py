@@ -1,0 +1,242 @@
+"""What happens first with everything that a node says: it is stored, in one transaction, and only then answered.
+
+Nothing is looked into here that could fail for what a node's output holds. What follows from it (the scripts' hooks,
+and what is done when a run has ended) is queued in the same transaction, for :mod:`region.commissioning.worker`.
+What arrives again changes nothing; what arrives after the end is kept as late. The rules are in
+``migrations/0007_intake.sql``, where one statement does it all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+import psycopg2
+from psycopg2.extensions import TransactionRollbackError
+from psycopg2.extras import Json
+from twisted.logger import Logger
+
+from region.commissioning.signals import Signal, SignalStatus, StatusMessage
+from region.database import Database, Transaction
+from region.database.connection import Parameters
+from region.nodes.statuses import NodeStatus, ScriptStatus
+from region.nodes.values import NodeName, Standing
+from rpc.events import plain
+
+log = Logger()
+
+FINAL: Final = frozenset({SignalStatus.OK, SignalStatus.FAILED, SignalStatus.TESTING})
+"""With these a node says that its run has ended, or its commissioning."""
+
+MAX_TEXT: Final = 2048
+"""Characters of a message that are kept."""
+
+MAX_NAME: Final = 255
+"""Characters of a script's name that are kept."""
+
+_LARGEST: Final = (1 << 63) - 1
+_EXIT_STATUSES: Final = range(-(1 << 31), 1 << 31)
+
+_STORE: Final = (
+    "SELECT node_status, stop, problem, is_replay FROM store_signal("
+    "%(node)s::bigint, %(retired)s, %(beat)s, %(final)s, %(status)s, %(digest)s, %(message)s, %(result)s::bigint, "
+    "%(version)s::bigint, %(exit_status)s, %(runtime)s, %(comes_to)s::smallint, %(ends)s, %(power)s::jsonb, "
+    "%(scripts)s::text[], %(output_script)s::integer[], %(output_name)s::text[], %(output_content)s::bytea[], "
+    "%(hooks)s::text[])"
+)
+
+
+class SignalRefused(Exception):
+    """Why a signal cannot be stored: the request is wrong, and the same one will be wrong again."""
+
+
+class UnknownNode(SignalRefused):
+    """There is no such node (any more)."""
+
+
+class UnknownResult(SignalRefused):
+    """A signal names a script result that is none of its node's."""
+
+
+def comes_to(signal: Signal) -> tuple[ScriptStatus, bool]:
+    """The status that a signal gives to the scripts that it is about, and whether that is how they ended.
+
+    A script has ended when there is an exit status or output of it, or when the node gave it up; without an exit
+    status that was no success.
+    """
+    failed = {
+        SignalStatus.INSTALLING: ScriptStatus.FAILED_INSTALLING,
+        SignalStatus.APPLYING_NETCONF: ScriptStatus.FAILED_APPLYING_NETCONF,
+    }
+    begun = {
+        SignalStatus.INSTALLING: ScriptStatus.INSTALLING,
+        SignalStatus.APPLYING_NETCONF: ScriptStatus.APPLYING_NETCONF,
+    }
+    if signal.status is SignalStatus.TIMEDOUT:
+        return ScriptStatus.TIMEDOUT, True
+    if signal.status in begun and signal.exit_status == 0:
+        # What comes before the script went well: the script itself is still to come.
+        return begun[signal.status], False
+    ends = signal.exit_status is not None or bool(signal.uploads)
+    if not ends and not (signal.status in FINAL and signal.script_result_id is not None):
+        return begun.get(signal.status, ScriptStatus.RUNNING), False
+    if signal.exit_status == 0:
+        return ScriptStatus.PASSED, True
+    return failed.get(signal.status, ScriptStatus.FAILED), True
+
+
+def is_beat(signal: Signal) -> bool:
+    """Whether a signal says nothing but that its node lives."""
+    return (
+        signal.script_result_id is None
+        and signal.exit_status is None
+        and not signal.uploads
+        and not signal.power_type
+        and signal.status not in FINAL
+    )
+
+
+class Intake:
+    """Stores what nodes say.
+
+    :param hooks: the names of the scripts whose output is looked into once it is stored.
+    :param queued: called when something was queued.
+    """
+
+    def __init__(self, database: Database, hooks: Collection[str], queued: Callable[[], object]) -> None:
+        self._database = database
+        self._hooks = sorted(hooks)
+        self._queued = queued
+
+    async def signal(self, node: NodeName, signal: Signal, *, retired: bool = False) -> Standing:
+        """Store a signal; where the node stands. What follows from it is queued when this returns.
+
+        :param retired: the token that it came with was replaced, or the node is done: what it brings is kept, but
+            neither is the node heard of nor does its present run end by that.
+        :raises SignalRefused: if the signal names what there is not; nothing of it was stored.
+        :raises DatabaseUnavailable: if it could not be stored, or nobody knows; storing it again does no harm.
+        """
+        status, ends = comes_to(signal)
+        if signal.script_result_id is not None and not 0 < signal.script_result_id <= _LARGEST:
+            raise _unknown_result(node, signal)
+        if signal.exit_status is not None and signal.exit_status not in _EXIT_STATUSES:
+            raise SignalRefused(f"{signal.exit_status} is no exit status: it is not in 32 bits")
+        outputs = [
+            (number, kind, psycopg2.Binary(content))
+            for number, upload in enumerate(signal.uploads, 1)
+            for kind, content in upload.files.items()
+        ]
+        version = signal.script_version_id
+        values = {
+            "node": node.id,
+            "retired": retired,
+            "beat": is_beat(signal),
+            "final": signal.status in FINAL,
+            "status": signal.status.value,
+            "digest": signal.digest,
+            "message": plain(signal.message, MAX_TEXT),
+            "result": signal.script_result_id,
+            "version": version if version is None or 0 < version <= _LARGEST else 0,
+            "exit_status": signal.exit_status,
+            "runtime": signal.runtime,
+            "comes_to": status.value,
+            "ends": ends,
+            "power": _power(signal),
+            "scripts": [plain(upload.script_name, MAX_NAME) or "unnamed" for upload in signal.uploads],
+            "output_script": [number for number, _, _ in outputs],
+            "output_name": [kind for _, kind, _ in outputs],
+            "output_content": [content for _, _, content in outputs],
+            "hooks": self._hooks,
+        }
+        row = await self._one(_STORE, values)
+        assert row is not None  # a function gives one
+        node_status, stop, problem, is_replay = row
+        if problem == "node":
+            raise _unknown_node(node)
+        if problem == "result":
+            raise _unknown_result(node, signal)
+        if is_replay:
+            log.debug("{node} sent a signal again: {status}", node=node.hostname, status=signal.status.value)
+        elif not values["beat"]:
+            self._queued()
+        return Standing(NodeStatus(node_status), stop)
+
+    async def message(self, node: NodeName, message: StatusMessage, *, retired: bool = False) -> None:
+        """Store a status message. It is looked at when this has returned; see :meth:`signal` for what it raises."""
+        payload = json.dumps(message_document(message), sort_keys=True)
+        digest = hashlib.sha256(payload.encode()).hexdigest()
+        heard = plain(f"{message.origin} {message.event_type} {message.name}: {message.description}", MAX_TEXT)
+        known = await self._one(
+            "SELECT store_message(%s::bigint, %s, %s, %s, %s::jsonb)", (node.id, retired, digest, heard, payload)
+        )
+        if known != (True,):
+            raise _unknown_node(node)
+        self._queued()
+
+    async def ping(self, node: NodeName, heard: str) -> None:
+        """A node was heard of, in another way than by a signal: it fetched its scripts, for one."""
+        # Losing a heartbeat with a server that crashes is no loss: nobody has to wait for the disk.
+        await self._one(
+            "SELECT set_config('synchronous_commit', 'off', true), hear_node(id, %s) FROM node WHERE id = %s",
+            (plain(heard, MAX_TEXT), node.id),
+        )
+
+    async def standing(self, node: NodeName, *, retired: bool = False) -> Standing:
+        """Where the node stands, as after a signal."""
+        found = await self._one(
+            "SELECT status, %s OR node_is_to_stop(id, NULL) FROM node WHERE id = %s", (retired, node.id)
+        )
+        if found is None:
+            raise _unknown_node(node)
+        return Standing(NodeStatus(found[0]), found[1])
+
+    async def _one(self, sql: str, parameters: Parameters) -> tuple[Any, ...] | None:
+        async def again(transaction: Transaction) -> tuple[Any, ...] | None:
+            return await transaction.one(sql, parameters)
+
+        try:
+            return await self._database.one(sql, parameters)
+        except TransactionRollbackError as error:
+            log.debug("storing it again after {error}", error=error)
+            return await self._database.transact(again)
+
+
+def message_document(message: StatusMessage) -> dict[str, Any]:
+    """A status message as JSON, for the queue; :func:`region.commissioning.messages.read` reads it."""
+    return {
+        "event_type": plain(message.event_type, MAX_TEXT),
+        "origin": plain(message.origin, MAX_TEXT),
+        "name": plain(message.name, MAX_TEXT),
+        "description": plain(message.description, MAX_TEXT),
+        "timestamp": message.timestamp,
+        "result": plain(message.result, MAX_TEXT),
+        "files": [
+            {
+                "path": plain(file.path, MAX_TEXT),
+                "content": base64.b64encode(file.content).decode(),
+                "result": file.result,
+            }
+            for file in message.files
+        ],
+    }
+
+
+def _power(signal: Signal) -> Json | None:
+    if not signal.power_type:
+        return None
+    parameters: Mapping[str, Any] = {
+        plain(name, MAX_TEXT): plain(value, MAX_TEXT) if isinstance(value, str) else value
+        for name, value in signal.power_parameters.items()
+    }
+    return Json({"power_type": plain(signal.power_type, MAX_NAME), "power_parameters": parameters})
+
+
+def _unknown_node(node: NodeName) -> UnknownNode:
+    return UnknownNode(f"there is no node {node.hostname} ({node.system_id}), or not any more")
+
+
+def _unknown_result(node: NodeName, signal: Signal) -> UnknownResult:
+    return UnknownResult(f"{signal.script_result_id} is no script result of node {node.hostname} ({node.system_id})")
