@@ -19,6 +19,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 
+from region.commissioning.intake import UnknownResult
 from region.commissioning.signals import Signal, SignalStatus, StatusMessage
 from region.database import CommitUnknown, DatabaseUnavailable
 from region.metadata.service import Known, MetadataParts, MetadataResource
@@ -41,6 +42,8 @@ class Fakes:
     def __init__(self) -> None:
         self.status = NodeStatus.COMMISSIONING
         self.expired = False
+        self.retired = self.retired_seen = False
+        self.pings: list[str] = []
         self.archive: bytes | None = b"tar"
         self.devices_are_known = True
         self.stored: list[Signal | StatusMessage] = []
@@ -50,18 +53,22 @@ class Fakes:
     async def find(self, consumer_key: str, token_key: str) -> Known | None:
         if (consumer_key, token_key) != ("consumer", "token"):
             return None
-        return Known(NODE, self.status, "secret", self.expired)
+        return Known(NODE, self.status, "secret", self.retired, self.expired)
 
-    async def signal(self, node: NodeName, signal: Signal) -> Standing:
+    async def signal(self, node: NodeName, signal: Signal, *, retired: bool = False) -> Standing:
+        self.retired_seen = retired
         await self.storing()
         self.stored.append(signal)
         return self.standing_now
 
-    async def message(self, node: NodeName, message: StatusMessage) -> None:
+    async def message(self, node: NodeName, message: StatusMessage, *, retired: bool = False) -> None:
         await self.storing()
         self.stored.append(message)
 
-    async def standing(self, node: NodeName) -> Standing:
+    async def ping(self, node: NodeName, heard: str) -> None:
+        self.pings.append(heard)
+
+    async def standing(self, node: NodeName, *, retired: bool = False) -> Standing:
         return self.standing_now
 
     async def pending(self, node_id: int) -> bytes | None:
@@ -125,6 +132,13 @@ class ReadingTests(ServiceTestCase):
         self.assertEqual((answer.status, answer.headers["Retry-After"]), (503, "2"))
         self.assertEqual(answer.headers["X-Stanchion-Status"], "Commissioning")
         self.fakes.devices_are_known = True
+
+    def test_fetching_scripts_counts_as_being_heard_of_unless_the_token_is_retired(self) -> None:
+        self.ask("latest/maas-scripts")
+        self.assertEqual(self.fakes.pings, ["fetched its scripts"])
+        self.fakes.retired = True
+        self.ask("latest/maas-scripts")
+        self.assertEqual(len(self.fakes.pings), 1)
 
     def test_a_node_that_has_to_stop_gets_no_scripts(self) -> None:
         self.fakes.standing_now = Standing(NodeStatus.BROKEN, stop=True)
@@ -219,6 +233,20 @@ class SignalTests(ServiceTestCase):
         self.assertIn("op=other", self.ask("latest/", "POST", **form(op="other", status="OK")).text)
         self.assertIn("op=none", self.ask("latest/", "POST", **form(status="OK")).text)
         self.assertEqual(self.fakes.stored, [])
+
+    def test_a_signal_about_what_is_not_the_nodes_is_400(self) -> None:
+        def refuse() -> Deferred[None]:
+            raise UnknownResult("77 is no script result of node x")
+
+        self.fakes.storing = refuse
+        answer = self.signal(script_result_id="77")
+        self.assertEqual(answer.status, 400)
+        self.assertIn("77 is no script result", answer.text)
+
+    def test_what_comes_with_a_retired_token_is_stored_as_such(self) -> None:
+        self.fakes.retired = True
+        self.assertEqual(self.signal().status, 200)
+        self.assertTrue(self.fakes.retired_seen)
 
     def test_no_failure_of_ours_is_a_4xx(self) -> None:
         for error in (

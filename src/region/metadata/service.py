@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 from twisted.logger import Logger
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
@@ -22,9 +22,12 @@ from region.api.forms import parse_body, parse_query
 from region.api.oauth import Unauthorized, read_claim
 from region.api.operations import JSON, TEXT, ApiError, BadRequest, NotFound, Reply, text
 from region.api.responding import authorization_of, content_type_of, new_correlation, read_body, respond
+from region.commissioning.intake import SignalRefused
 from region.commissioning.signals import Signal, StatusMessage
+from region.database import Database
 from region.metadata.parsing import parse_message, parse_signal
 from region.metadata.userdata import user_data
+from region.nodes import tokens
 from region.nodes.statuses import NodeStatus
 from region.nodes.values import NodeName, Standing
 from region.scripts.archive import DevicesUnknown
@@ -42,11 +45,13 @@ ACTIVE: Final = frozenset({NodeStatus.COMMISSIONING, NodeStatus.TESTING})
 
 @frozen
 class Known:
-    """A node that has proved with its token who it is."""
+    """The node that a token is of. ``retired``: the token was replaced, or the node is done, and what comes with it
+    belongs to what is over; ``expired``: it is good no more."""
 
     name: NodeName
     status: NodeStatus
-    secret: str
+    secret: str = field(repr=False)
+    retired: bool = False
     expired: bool = False
 
 
@@ -57,16 +62,34 @@ class INodes(Protocol):
         """The node with these first two parts of a token."""
 
 
+class NodeTokens:
+    """The tokens in PostgreSQL."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def find(self, consumer_key: str, token_key: str) -> Known | None:
+        """As :meth:`INodes.find`."""
+        holder = await tokens.find(self._database, consumer_key, token_key)
+        if holder is None:
+            return None
+        token = holder.token
+        return Known(holder.node, holder.status, token.token_secret, token.expires is not None, holder.expired)
+
+
 class IIntake(Protocol):
     """Who stores what nodes report; :class:`region.commissioning.intake.Intake` is one."""
 
-    async def signal(self, node: NodeName, signal: Signal) -> Standing:
-        """Store a signal; where the node stands, once that is committed."""
+    async def signal(self, node: NodeName, signal: Signal, *, retired: bool = False) -> Standing:
+        """Store a signal; where the node stands, once that is committed. SignalRefused if the signal is wrong."""
 
-    async def message(self, node: NodeName, message: StatusMessage) -> None:
+    async def message(self, node: NodeName, message: StatusMessage, *, retired: bool = False) -> None:
         """Store a status message."""
 
-    async def standing(self, node: NodeName) -> Standing:
+    async def ping(self, node: NodeName, heard: str) -> None:
+        """A node was heard of in another way."""
+
+    async def standing(self, node: NodeName, *, retired: bool = False) -> Standing:
         """Where the node stands."""
 
 
@@ -155,7 +178,9 @@ class MetadataResource(Resource):
         raise NotFound(f"There is nothing at {request.path.decode('utf-8', 'replace')}.")
 
     async def _scripts(self, known: Known) -> Reply:
-        standing = await self._parts.intake.standing(known.name)
+        if not known.retired:
+            await self._parts.intake.ping(known.name, "fetched its scripts")
+        standing = await self._parts.intake.standing(known.name, retired=known.retired)
         try:
             archive = None if standing.stop else await self._parts.scripts.pending(known.name.id)
         except DevicesUnknown as error:
@@ -180,7 +205,10 @@ class MetadataResource(Resource):
             return parse_signal(form)
 
         signal = parse() if len(body) <= INLINE else await self._parts.run_in_thread(parse)
-        standing = await self._parts.intake.signal(known.name, signal)
+        try:
+            standing = await self._parts.intake.signal(known.name, signal, retired=known.retired)
+        except SignalRefused as error:
+            raise BadRequest(f"The signal cannot be stored: {error}.") from None
         if _wants_json(request):
             document: Mapping[str, Any] = {
                 "status": int(standing.status),
@@ -198,7 +226,7 @@ class MetadataResource(Resource):
             raise ApiError(text(f"The token is not that of node {system_id[:40]}.", 403))
         body = read_body(request)
         message = parse_message(body) if len(body) <= INLINE else await self._parts.run_in_thread(parse_message, body)
-        await self._parts.intake.message(known.name, message)
+        await self._parts.intake.message(known.name, message, retired=known.retired)
         return Reply(status=204, content_type="")
 
     async def _authenticated(self, request: Any) -> Known:
