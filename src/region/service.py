@@ -41,9 +41,12 @@ from region.images.store import GenerationStore
 from region.images.stream import StreamResource
 from region.keeping import Keeper
 from region.metrics import RegionMetrics
+from region.nodes.requests import NodeRequests
+from region.nodes.store import NodeStore
 from region.processes import Processes, endpoint_of
 from region.racks import RackRegistry, RackStore, watch
 from region.scripts.builtin import install as install_builtins
+from region.scripts.choose import choose
 from region.syncing import SyncDriver
 from region.upstream.reader import SourceReader
 from region.wire import RegionWire
@@ -230,6 +233,8 @@ class RegionService(Service):
             jobs=importer.jobs,
             importer=importer,
             events=events,
+            nodes=NodeStore(database),
+            node_requests=NodeRequests(database, config.commissioning, choose),
             software=version("stanchion"),
         )
         generations.subscribe(syncs.published)

@@ -21,9 +21,9 @@ class Choice:
 
     script_id: int
     script_version_id: int
-    name: str
-    parameters: Mapping[str, Any] = field(factory=dict)
+    script_name: str
     timeout_seconds: int = 0
+    parameters: Mapping[str, Any] = field(factory=dict)
 
 
 async def make_node(
@@ -55,7 +55,7 @@ async def make_script(
         "INSERT INTO script_version (script_id, number, content) VALUES (%s, 1, '#!/bin/sh') RETURNING id", row
     )
     assert version is not None
-    return Choice(row[0], version[0], name, parameters or {}, timeout_seconds)
+    return Choice(row[0], version[0], name, timeout_seconds, parameters or {})
 
 
 async def start(

@@ -69,7 +69,8 @@ class StoresTestCase(DatabaseTestCase):
         parts = Parts(
             releases=Releases(cast(Any, None), view, self.clock), asker=cast(Any, None), published=view, racks=Racks(),
             connections=Racks().connections, syncs=Racks(), sources=self.sources, generations=self.generations,
-            jobs=self.jobs, importer=self.importer, events=cast(Any, None), software="1.2.3",
+            jobs=self.jobs, importer=self.importer, events=cast(Any, None),
+            nodes=cast(Any, None), node_requests=cast(Any, None), software="1.2.3",
         )  # fmt: skip
         self.resource = Api(parts, Authenticator(Keys(), self.clock), operations).resource()
 

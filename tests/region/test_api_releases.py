@@ -45,6 +45,8 @@ class ReleasesTestCase(SynchronousTestCase):
             jobs=cast(Any, None),
             importer=cast(Any, None),
             events=cast(Any, None),
+            nodes=cast(Any, None),
+            node_requests=cast(Any, None),
             software="1.2.3",
         )
         api = Api(self.parts, Authenticator(Keys(), self.clock))

@@ -16,6 +16,8 @@ from region.events import EventStore
 from region.images.job import JobStore
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
+from region.nodes.requests import NodeRequests
+from region.nodes.store import NodeStore
 from region.processes import Connections
 
 
@@ -106,5 +108,7 @@ class Parts:
     jobs: JobStore
     importer: IImporter
     events: EventStore
+    nodes: NodeStore
+    node_requests: NodeRequests
     software: str
     history: History = field(init=False, default=Factory(lambda self: History(self.generations), takes_self=True))

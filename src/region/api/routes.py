@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from region.api import about, events, images, racks, releases, sources
+from region.api import about, events, images, machines, racks, releases, sources
 from region.api.operations import JSON, TEXT, Operation, Parameter
 
 _LIMIT: Final = Parameter("limit", "How many at most.", kind="integer", minimum=1, maximum=1000)
@@ -213,6 +213,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answers={200: "`count`, `events`, and `prev_uri` and `next_uri`, where there are older and newer ones.",
                  400: _WRONG},
     ),
+    # The machines.
+    *machines.OPERATIONS,
 )  # fmt: skip
 
 assert len({(one.method, one.path, one.op) for one in OPERATIONS}) == len(OPERATIONS), "each is there once"

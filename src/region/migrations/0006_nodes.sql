@@ -253,7 +253,7 @@ CREATE INDEX step_failure_node ON step_failure (node_id);
 -- is a new generation, and only what was found by the generation that is current is written.
 CREATE TABLE tag (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    name         text NOT NULL UNIQUE CHECK (name ~ '^[a-zA-Z0-9_-]{1,256}$'),
+    name         text NOT NULL UNIQUE CHECK (name ~ '^[a-zA-Z0-9_-]+$' AND length(name) <= 256),
     definition   text NOT NULL DEFAULT '',
     comment      text NOT NULL DEFAULT '',
     kernel_opts  text NOT NULL DEFAULT '',

@@ -17,7 +17,7 @@ from region.database import Transaction
 from region.nodes import tokens
 from region.nodes.life import Input
 from region.nodes.statuses import ResultType, ScriptStatus
-from region.nodes.transitions import Change, perform, tell
+from region.nodes.transitions import Change, Told, perform, tell
 
 DEFAULTS: Final = CommissioningConfig()
 
@@ -30,11 +30,11 @@ class IChoice(Protocol):
     @property
     def script_version_id(self) -> int: ...
     @property
-    def name(self) -> str: ...
-    @property
-    def parameters(self) -> Mapping[str, Any]: ...
+    def script_name(self) -> str: ...
     @property
     def timeout_seconds(self) -> int: ...
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
 
 
 @frozen
@@ -63,6 +63,7 @@ async def begin(
     choices: Mapping[ResultType, Sequence[IChoice]],
     *,
     settings: CommissioningConfig = DEFAULTS,
+    first: Sequence[Told] = (),
     username: str = "",
     correlation: str = "",
 ) -> Run:
@@ -71,6 +72,7 @@ async def begin(
 
     :param choices: the scripts to run, by type: :attr:`ResultType.COMMISSIONING` is there, maybe with none, if the
         node is to be commissioned. A type without scripts has no run, except that one.
+    :param first: events of what came before, to be written before its own.
     :raises NotAllowed: if the status of the node does not allow it.
     :raises NoSuchNode: if there is none with this number.
     """
@@ -89,7 +91,7 @@ async def begin(
     for result_type in sets:
         await _prune(transaction, node_id, result_type, settings.keep_runs)
     token = await tokens.issue(transaction, node_id, grace_seconds=settings.token_grace_minutes * 60)
-    await tell(transaction, changed.node, told, username=username, correlation=correlation)
+    await tell(transaction, changed.node, (*first, *told), username=username, correlation=correlation)
     return Run(changed, sets, token)
 
 
@@ -117,7 +119,7 @@ async def _create(
            ORDER BY place""",
         (
             identifier, ScriptStatus.PENDING, [each.script_id for each in chosen],
-            [each.script_version_id for each in chosen], [each.name for each in chosen],
+            [each.script_version_id for each in chosen], [each.script_name for each in chosen],
             [json.dumps(dict(each.parameters)) for each in chosen], [each.timeout_seconds for each in chosen],
         ),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import IntEnum
 from typing import Final
 
@@ -96,6 +97,18 @@ FAILURES: Final = frozenset(
         ScriptStatus.FAILED_APPLYING_NETCONF,
     }
 )  # fmt: skip
+
+
+_PRECEDENCE: Final = (
+    ScriptStatus.RUNNING, ScriptStatus.APPLYING_NETCONF, ScriptStatus.INSTALLING, ScriptStatus.PENDING,
+    ScriptStatus.ABORTED, ScriptStatus.FAILED, ScriptStatus.FAILED_INSTALLING, ScriptStatus.FAILED_APPLYING_NETCONF,
+    ScriptStatus.TIMEDOUT, ScriptStatus.DEGRADED, ScriptStatus.PASSED, ScriptStatus.SKIPPED,
+)  # fmt: skip
+
+
+def status_of_run(statuses: Collection[ScriptStatus]) -> ScriptStatus | None:
+    """The status of a run as a whole, whose results have these; None if it has none."""
+    return min(statuses, key=_PRECEDENCE.index, default=None)
 
 
 class ResultType(IntEnum):
