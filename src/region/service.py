@@ -41,6 +41,7 @@ from region.images.store import GenerationStore
 from region.images.stream import StreamResource
 from region.keeping import Keeper
 from region.metrics import RegionMetrics
+from region.nodes.monitor import Monitor
 from region.nodes.requests import NodeRequests
 from region.nodes.store import NodeStore
 from region.processes import Processes, endpoint_of
@@ -270,6 +271,9 @@ class RegionService(Service):
         await processes.start(endpoint_of(config.rpc.advertise, config.rpc.listen, rpc_port))
         importer.start()
         self._stops("the importer", importer.stop)
+        monitor = Monitor(database, reactor, config.commissioning)
+        monitor.start()
+        self._stops("watching the nodes", monitor.stop)
         log.info("Serving HTTP on port {http} and racks on port {rpc}.", http=http_port, rpc=rpc_port)
         self._notifier.ready(f"serving HTTP on port {http_port}, racks on port {rpc_port}")
 

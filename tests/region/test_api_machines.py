@@ -16,6 +16,7 @@ from region.nodes.life import Input
 from region.nodes.requests import NodeRequests
 from region.nodes.statuses import NodeStatus, ResultType
 from region.nodes.store import PAGE, NodeStore
+from region.scripts.choose import ScriptsUnknown
 from tests.database import DatabaseTestCase
 from tests.region.fakes import Keys
 from tests.region.machines import Choice, happen, make_node, make_script, status_of
@@ -54,7 +55,7 @@ class MachinesTestCase(DatabaseTestCase):
         self.asked.append((result_type, names_or_tags))
         script = self.scripts[result_type]
         if names_or_tags and set(names_or_tags) - {script.script_name, "none"}:
-            raise ValueError(f"there is no script {names_or_tags}")
+            raise ScriptsUnknown(f"there is no script {names_or_tags}")
         return [] if names_or_tags == ["none"] else [script]
 
     async def ask(self, method: str, path: str, **keywords: Any) -> Response:

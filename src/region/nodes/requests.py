@@ -19,6 +19,7 @@ from region.nodes.statuses import ResultType
 from region.nodes.transitions import Told
 from region.nodes.values import NodeName
 from region.racks import new_system_id
+from region.scripts.choose import ScriptsUnknown
 
 T = TypeVar("T")
 
@@ -198,7 +199,7 @@ class NodeRequests:
     ) -> Sequence[IChoice]:
         try:
             return await self._choose(transaction, result_type, wanted)
-        except ValueError as error:
+        except ScriptsUnknown as error:
             raise RequestRefused({f"{result_type.name.lower()}_scripts": [str(error)]}) from error
 
     async def _asked(
