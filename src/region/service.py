@@ -48,6 +48,8 @@ from region.processes import Processes, endpoint_of
 from region.racks import RackRegistry, RackStore, watch
 from region.scripts.builtin import install as install_builtins
 from region.scripts.choose import choose
+from region.scripts.results import ResultStore
+from region.scripts.store import ScriptStore
 from region.syncing import SyncDriver
 from region.upstream.reader import SourceReader
 from region.wire import RegionWire
@@ -237,6 +239,8 @@ class RegionService(Service):
             nodes=NodeStore(database),
             node_requests=NodeRequests(database, config.commissioning, choose),
             software=version("stanchion"),
+            scripts=ScriptStore(database, run_in_thread),
+            results=ResultStore(database),
         )
         generations.subscribe(syncs.published)
         self._stops("the links with racks", registry.close)

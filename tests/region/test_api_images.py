@@ -22,6 +22,8 @@ from region.images.lock import try_lock
 from region.images.plan import Change
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
+from region.scripts.results import ResultStore
+from region.scripts.store import ScriptStore
 from region.upstream import Problem
 from rpc.manifest import Image, Manifest
 from tests.database import DatabaseTestCase, reactor
@@ -71,6 +73,8 @@ class StoresTestCase(DatabaseTestCase):
             connections=Racks().connections, syncs=Racks(), sources=self.sources, generations=self.generations,
             jobs=self.jobs, importer=self.importer, events=cast(Any, None),
             nodes=cast(Any, None), node_requests=cast(Any, None), software="1.2.3",
+            jobs=self.jobs, importer=self.importer, events=cast(Any, None), software="1.2.3",
+            scripts=ScriptStore(self.database), results=ResultStore(self.database),
         )  # fmt: skip
         self.resource = Api(parts, Authenticator(Keys(), self.clock), operations).resource()
 

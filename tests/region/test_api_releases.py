@@ -48,6 +48,8 @@ class ReleasesTestCase(SynchronousTestCase):
             nodes=cast(Any, None),
             node_requests=cast(Any, None),
             software="1.2.3",
+            scripts=cast(Any, None),
+            results=cast(Any, None),
         )
         api = Api(self.parts, Authenticator(Keys(), self.clock))
         self.resource = api.resource()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
+BYTES: Final = "application/octet-stream"
 
 Kind = Literal["string", "integer", "boolean", "file"]
 

@@ -19,6 +19,8 @@ from region.images.store import GenerationStore
 from region.nodes.requests import NodeRequests
 from region.nodes.store import NodeStore
 from region.processes import Connections
+from region.scripts.results import ResultStore
+from region.scripts.store import ScriptStore
 
 
 class IRack(RackInfo, Protocol):
@@ -111,4 +113,6 @@ class Parts:
     nodes: NodeStore
     node_requests: NodeRequests
     software: str
+    scripts: ScriptStore
+    results: ResultStore
     history: History = field(init=False, default=Factory(lambda self: History(self.generations), takes_self=True))

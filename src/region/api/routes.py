@@ -6,6 +6,8 @@ from typing import Final
 
 from region.api import about, events, images, machines, racks, releases, sources
 from region.api.operations import JSON, TEXT, Operation, Parameter
+from region.api import about, events, images, racks, releases, results, scripts, sources
+from region.api.operations import BYTES, JSON, TEXT, Operation, Parameter
 
 _LIMIT: Final = Parameter("limit", "How many at most.", kind="integer", minimum=1, maximum=1000)
 _GONE: Final = "There is no such thing; the text says what."
@@ -215,7 +217,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     # The machines.
     *machines.OPERATIONS,
+    *scripts.OPERATIONS,
+    *results.OPERATIONS,
 )  # fmt: skip
 
 assert len({(one.method, one.path, one.op) for one in OPERATIONS}) == len(OPERATIONS), "each is there once"
-assert all(one.content in (JSON, TEXT, "application/json") for one in OPERATIONS), "nothing else is understood"
+assert all(one.content in (JSON, TEXT, BYTES, "application/json") for one in OPERATIONS), "nothing else is understood"
