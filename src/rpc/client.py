@@ -11,6 +11,7 @@ import json
 import socket
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -33,6 +34,7 @@ Fields = Mapping[str, str | list[str]]
 """The fields of a form; a list is a field that is given several times."""
 
 NO_FIELDS: Final[Fields] = {}
+NO_FILES: Final[Mapping[str, bytes]] = {}
 
 
 class Unreachable(CommandFailed):
@@ -86,7 +88,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 
 @frozen
 class Answer:
-    """An answer: its ``document`` is decoded JSON or text."""
+    """An answer: its ``document`` is decoded JSON, or text, or the bytes that were downloaded."""
 
     document: Any
     headers: Mapping[str, str]
@@ -111,6 +113,10 @@ class Client:
         """The answer to PUT ``path`` with form ``fields``."""
         return self.request("PUT", path, {}, fields).document
 
+    def upload(self, method: str, path: str, fields: Fields, files: Mapping[str, bytes]) -> Any:
+        """The answer to POST or PUT ``path`` with form ``fields``, and ``files`` whose bytes are sent as they are."""
+        return self.request(method, path, {}, fields, files).document
+
     def delete(self, path: str) -> None:
         """DELETE ``path``."""
         self.request("DELETE", path, {})
@@ -121,15 +127,21 @@ class Client:
         path: str,
         query: Mapping[str, str | list[str] | None],
         fields: Fields | None = None,
+        files: Mapping[str, bytes] = NO_FILES,
     ) -> Answer:
         """One request; None in ``query`` is left out."""
         url = f"{self.profile.url}/MAAS/api/2.0/{path}"
         given = {name: value for name, value in query.items() if value is not None}
         if given:
             url += "?" + urlencode(given, doseq=True)
-        body = urlencode(fields, doseq=True).encode("ascii") if fields is not None else None
         headers = {"Accept": "application/json", "User-Agent": "stanchion"}
-        if body is not None:
+        body = None
+        if files:
+            boundary = uuid.uuid4().hex
+            body = _multipart(boundary, fields or NO_FIELDS, files)
+            headers["Content-Type"] = f"multipart/form-data; boundary={boundary}"
+        elif fields is not None:
+            body = urlencode(fields, doseq=True).encode("ascii")
             headers["Content-Type"] = "application/x-www-form-urlencoded"
         headers.update(self._authorization(url, method))
         request = urllib.request.Request(url, body, headers, method=method)
@@ -174,12 +186,32 @@ def _read(response: Any) -> bytes:
 
 
 def _decoded(url: str, content_type: str, data: bytes) -> Any:
+    if content_type == "application/octet-stream":
+        return data
     if content_type != "application/json":
         return data.decode("utf-8", "backslashreplace")
     try:
         return json.loads(data)
     except ValueError as error:
         raise CommandFailed(f"{url} answered with JSON that is none: {error}", Status.UNREACHABLE) from error
+
+
+def _multipart(boundary: str, fields: Fields, files: Mapping[str, bytes]) -> bytes:
+    """A form as multipart (RFC 7578). The names are our own, so that none needs to be quoted."""
+    parts = [
+        (name, "", value.encode())
+        for name, given in fields.items()
+        for value in (given if isinstance(given, list) else [given])
+    ]
+    parts += [
+        (name, f'; filename="{name}"\r\nContent-Type: application/octet-stream', content)
+        for name, content in files.items()
+    ]
+    body = b"".join(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + value + b"\r\n"
+        for name, more, value in parts
+    )
+    return body + f"--{boundary}--\r\n".encode()
 
 
 def _why(reason: object) -> str:

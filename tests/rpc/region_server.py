@@ -11,6 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from attrs import define, field, frozen
 
+from region.api.forms import FileValue, parse_body
+
 BASE = "/MAAS/api/2.0/"
 
 
@@ -34,6 +36,16 @@ class Told:
     headers: Mapping[str, str] = field(factory=dict)
 
 
+def _form(content_type: str, body: bytes) -> dict[str, list[str]]:
+    """The fields of a body; a file's bytes as Latin-1, so that none is lost."""
+    if not content_type.startswith("multipart/"):
+        return parse_qs(body.decode())
+    found: dict[str, list[str]] = {}
+    for name, values in parse_body(content_type, body).items():
+        found[name] = [one.data.decode("latin-1") if isinstance(one, FileValue) else one for one in values]
+    return found
+
+
 @define
 class RegionServer:
     """Answers ``(method, path)`` with what ``answers`` says; a tuple of answers is used up from the front."""
@@ -55,9 +67,10 @@ class RegionServer:
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 parts = urlsplit(self.path)
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                form = _form(self.headers.get("Content-Type") or "", body)
                 path = parts.path.removeprefix(BASE)
-                region.seen.append(Seen(self.command, path, parse_qs(parts.query), parse_qs(body), dict(self.headers)))
+                region.seen.append(Seen(self.command, path, parse_qs(parts.query), form, dict(self.headers)))
                 told = region.answers.get((self.command, path), Told(f"no {self.command} {path}", 404))
                 if isinstance(told, tuple):
                     told, *rest = told
@@ -66,9 +79,13 @@ class RegionServer:
                 if not isinstance(told, Told):
                     told = Told(told)
                 is_text = isinstance(told.document, str)
-                data = (told.document if is_text else json.dumps(told.document)).encode()
+                if isinstance(told.document, bytes):
+                    data, kind = told.document, "application/octet-stream"
+                else:
+                    data = (told.document if is_text else json.dumps(told.document)).encode()
+                    kind = "text/plain; charset=utf-8" if is_text else "application/json"
                 self.send_response(told.status)
-                headers = {"Content-Type": "text/plain; charset=utf-8" if is_text else "application/json"}
+                headers = {"Content-Type": kind}
                 headers |= {"Content-Length": str(len(data)), "X-MAAS-API-Hash": "x", **told.headers}
                 headers = {name: value for name, value in headers.items() if value}
                 for name, value in headers.items():

@@ -22,6 +22,7 @@ def commands(subparsers: Any) -> None:
     _answers(subparsers)
     _sources(subparsers)
     _import(subparsers)
+    _script(subparsers)
     _login(subparsers)
     _region(subparsers)
 
@@ -268,6 +269,71 @@ examples:
     action.add_argument("--follow", type=int, metavar="ID", help="do not start one, watch this one")
     action.add_argument("--list", action="store_true", help="show the last imports")
     action.add_argument("--stop", action="store_true", help="stop the import that runs")
+
+
+def _script(subparsers: Any) -> None:
+    connection = connection_options()
+    parser = subparsers.add_parser("script", help="what nodes run when they are commissioned or tested")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    one = command(
+        actions, "list", _later("scripts", "show_list"), "Show the scripts.",
+        epilog="""\
+examples:
+  stanchion script list
+  stanchion script list --type testing
+  stanchion script list --filter disk,cpu     those with one of these names or tags""",
+        parents=[connection],
+    )  # fmt: skip
+    one.add_argument("--type", choices=("commissioning", "testing"), help="only those of this type")
+    one.add_argument("--filter", metavar="NAME,TAG,…", help="only those with one of these names or tags")
+    one = command(
+        actions, "show", _later("scripts", "show"), "Show one script, and which versions it has had.",
+        epilog="example:\n  stanchion script show disk-speed", parents=[connection],
+    )  # fmt: skip
+    one.add_argument("name", metavar="NAME", help="its name or number")
+    one = command(
+        actions, "add", _later("scripts", "add"), "Add a script, or a new version of one.",
+        epilog="""\
+What a script is, it says itself, in its comments:
+
+  #!/bin/sh
+  # --- Start MAAS 1.0 script metadata ---
+  # name: disk-speed
+  # script_type: testing
+  # hardware_type: storage
+  # timeout: 00:10:00
+  # tags: [commissioning, disk]
+  # parameters:
+  #   storage: {type: storage, argument_format: '--disk={path}'}
+  # --- End MAAS 1.0 script metadata ---
+
+Tests with the tag "commissioning" are run after every commissioning that names no other.
+
+examples:
+  stanchion script add disk-speed.sh
+  stanchion script add disk-speed.sh --tags disk,slow --timeout 1:00:00 --comment 'larger blocks'""",
+        parents=[connection],
+    )  # fmt: skip
+    one.add_argument("file", metavar="FILE", help="the script")
+    one.add_argument("--name", help="what it is called (default: what it says itself, else the file's name)")
+    one.add_argument("--type", choices=("commissioning", "testing"), help="when it is run, if it does not say so")
+    one.add_argument("--tags", metavar="TAG,TAG…", help="its tags, whatever it says itself")
+    one.add_argument("--timeout", metavar="TIME", help="after how long it is given up: seconds, or HH:MM:SS; 0: never")
+    one.add_argument("--comment", metavar="TEXT", help="what this version changes")
+    one = command(
+        actions, "download", _later("scripts", "download"), "Print a script, or write it to a file.",
+        epilog="examples:\n  stanchion script download disk-speed\n"
+        "  stanchion script download disk-speed --revision 12 --output disk-speed.sh",
+        parents=[connection],
+    )  # fmt: skip
+    one.add_argument("name", metavar="NAME", help="its name or number")
+    one.add_argument("--revision", metavar="ID", type=int, help="a version, as `stanchion script show` has it")
+    one.add_argument("--output", metavar="FILE", help="where to write it (default: standard output)")
+    one = command(
+        actions, "delete", _later("scripts", "delete"), "Delete a script with all its versions; its results stay.",
+        epilog="example:\n  stanchion script delete disk-speed", parents=[connection],
+    )  # fmt: skip
+    one.add_argument("name", metavar="NAME", help="its name or number")
 
 
 def _login(subparsers: Any) -> None:
