@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import yaml
+from attrs import astuple, fields_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -13,7 +14,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.nodes.statuses import HardwareType, Parallel, ResultType
 from region.scripts.checks import CONTENT_LIMIT, checked_script, timeout
 from region.scripts.metadata import LIMIT, embedded
+from region.scripts.parameters import fill
 from region.scripts.values import ScriptFields, ScriptInvalid
+
+KINDS = ("storage", "interface", "runtime", "url", "string", "password", "choice", "boolean")
 
 
 def script(*lines: str, before: str = "#!/bin/sh\n#\n", version: str = "1.0") -> bytes:
@@ -109,6 +113,13 @@ class EmbeddedTests(SynchronousTestCase):
             self.assertIn("line", str(error))
 
 
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates()
+ANYTHING = st.recursive(
+    _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_LEAVES, inner, max_size=3), max_leaves=6
+)
+"""What YAML may turn out to be."""
+
+
 class CheckTests(SynchronousTestCase):
     def wrong(self, content: bytes = b"#!/bin/sh\n", **given: Any) -> dict[str, str]:
         error = self.assertRaises(ScriptInvalid, checked_script, content, {"name": "a", **given})
@@ -157,6 +168,26 @@ class CheckTests(SynchronousTestCase):
             with self.subTest(name, value=value):
                 self.assertEqual(list(self.wrong(b"#!/bin/sh\n", **{name: value})), [name])
         self.assertEqual(self.wrong(title=[], timeout="x").keys(), {"title", "timeout"})
+
+    @settings(max_examples=150, deadline=None)
+    @given(
+        st.sampled_from([*fields_dict(ScriptFields), "timeout", "type", "for_hardware"]),
+        ANYTHING | st.fixed_dictionaries({"x": st.fixed_dictionaries({"type": st.sampled_from(KINDS)}, optional={
+            "min": ANYTHING, "max": ANYTHING, "default": ANYTHING, "choices": ANYTHING, "argument_format": ANYTHING,
+        })}),
+    )  # fmt: skip
+    def test_whatever_a_field_has_is_taken_or_refused_and_can_be_stored(self, name: str, value: object) -> None:
+        try:
+            fields = checked_script(b"#!/bin/sh\n", {"name": "a", name: value})
+        except ScriptInvalid as error:
+            self.assertLessEqual(error.messages.keys(), {name, "type", "name"})
+            return
+        for one in astuple(fields, recurse=False):
+            stored = json.dumps(one, allow_nan=False, ensure_ascii=False)
+            self.assertNotIn("\\u0000", stored)
+            stored.encode()
+        if fields.parameters:
+            fill(fields.parameters)
 
     def test_a_content_that_no_node_could_run_is_refused(self) -> None:
         for content in (

@@ -13,6 +13,7 @@ from typing import Any
 from psycopg2.extras import Json
 from twisted.internet.defer import gatherResults
 
+import node
 from region.nodes.statuses import HardwareType, NodeStatus, ResultType, ScriptStatus
 from region.scripts.archive import DevicesUnknown, Entry, NodeScripts, build
 from region.scripts.builtin import BuiltinInvalid, install
@@ -241,6 +242,26 @@ class ChooseTests(ScriptsTestCase):
             ),
         )  # fmt: skip
 
+    async def test_a_script_that_is_chosen_is_not_deleted_before_that_is_written(self) -> None:
+        await self.add("a")
+        node_id = await self.make_node()
+        deleting: list[Any] = []
+
+        async def begin(transaction: Any) -> None:
+            [chosen] = await choose(transaction, ResultType.TESTING, ["a"])
+            deleting.append(self.run_async(self.refused(ScriptProtected, self.store.delete("a"))))
+            await transaction.query(
+                """WITH run AS (INSERT INTO script_set (node_id, result_type) VALUES (%s, 2) RETURNING id),
+                        result AS (INSERT INTO script_result (script_set_id, script_id, script_version_id, script_name)
+                                   SELECT id, %s, %s, 'a' FROM run)
+                   SELECT id FROM run""",
+                (node_id, chosen.script_id, chosen.script_version_id),
+            )
+            await transaction.execute("UPDATE node SET testing_set_id = (SELECT max(id) FROM script_set)")
+
+        await self.database.transact(begin)
+        self.assertIn("still to be run by n", await deleting[0])
+
     async def test_parameters_that_cannot_be_are_refused(self) -> None:
         await self.add("a")
         for parameters in ({"a": {"x": "1"}}, {"b": {"x": "1"}}):
@@ -450,6 +471,12 @@ class BuiltinTests(ScriptsTestCase):
         (self.directory / "11-b").write_bytes(b"no script")
         self.assertIn("the built-in script 11-b is wrong", await self.refused(BuiltinInvalid, self.install()))
         self.assertEqual(await self.store.list(), ())
+
+    async def test_all_that_this_program_brings_are_right(self) -> None:
+        directory = Path(node.__file__).parent / "builtin"
+        files = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+        self.assertEqual(await install(self.database), tuple(files))
+        self.assertEqual(await self.chosen(ResultType.COMMISSIONING), files)
 
     async def test_one_that_is_not_brought_any_more_runs_only_by_name(self) -> None:
         self.write("10-a")

@@ -85,8 +85,8 @@ async def create_script(parts: Parts, call: Call) -> Reply:
     if content is None:
         raise Invalid({"script": ["This field is required."]})
     script = await _refusing(parts.scripts.create(content, given, comment))
-    [shown] = await _documents(parts, [script], with_content=False)
-    return document(shown, 201, Location=_uri(script))
+    versions = await parts.scripts.versions([script])
+    return document(_document(script, versions[script.id]), 201, Location=_uri(script))
 
 
 async def read_script(parts: Parts, call: Call) -> Reply:
@@ -173,18 +173,17 @@ def _given(call: Call) -> tuple[Mapping[str, object], bytes | None, str]:
 
 async def _shown(parts: Parts, scripts: Sequence[Script], call: Call) -> Reply:
     with_content = call.values.get("include_script", False)
-    shown = await _documents(parts, scripts, with_content=with_content)
-    return await in_thread(document, shown) if with_content else document(shown)
+    versions = await parts.scripts.versions(scripts, with_content=with_content)
+
+    def render() -> Reply:
+        return document([_document(script, versions[script.id]) for script in scripts])
+
+    return await in_thread(render) if with_content else render()
 
 
 async def _one(parts: Parts, script: Script, call: Call) -> Reply:
-    [shown] = await _documents(parts, [script], with_content=call.values.get("include_script", False))
-    return document(shown)
-
-
-async def _documents(parts: Parts, scripts: Sequence[Script], *, with_content: bool) -> Sequence[Mapping[str, Any]]:
-    versions = await parts.scripts.versions(scripts, with_content=with_content)
-    return [_document(script, versions[script.id]) for script in scripts]
+    versions = await parts.scripts.versions([script], with_content=call.values.get("include_script", False))
+    return await in_thread(lambda: document(_document(script, versions[script.id])))
 
 
 def _document(script: Script, versions: Sequence[ScriptVersion]) -> Mapping[str, Any]:
