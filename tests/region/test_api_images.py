@@ -73,7 +73,6 @@ class StoresTestCase(DatabaseTestCase):
             connections=Racks().connections, syncs=Racks(), sources=self.sources, generations=self.generations,
             jobs=self.jobs, importer=self.importer, events=cast(Any, None),
             nodes=cast(Any, None), node_requests=cast(Any, None), software="1.2.3",
-            jobs=self.jobs, importer=self.importer, events=cast(Any, None), software="1.2.3",
             scripts=ScriptStore(self.database), results=ResultStore(self.database),
         )  # fmt: skip
         self.resource = Api(parts, Authenticator(Keys(), self.clock), operations).resource()

@@ -43,7 +43,7 @@ class MachinesTestCase(DatabaseTestCase):
             connections=cast(Any, None), syncs=cast(Any, None), sources=cast(Any, None), generations=cast(Any, None),
             jobs=cast(Any, None), importer=cast(Any, None), events=EventStore(self.database),
             nodes=NodeStore(self.database),
-            node_requests=NodeRequests(self.database, CommissioningConfig(), self.choose), software="1.2.3",
+            node_requests=NodeRequests(self.database, CommissioningConfig(), self.choose), software="1.2.3", scripts=cast(Any, None), results=cast(Any, None),
         )  # fmt: skip
         self.clock = Clock()
         self.resource = Api(parts, Authenticator(Keys(), self.clock)).resource()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from region.api import about, events, images, machines, racks, releases, sources
-from region.api.operations import JSON, TEXT, Operation, Parameter
-from region.api import about, events, images, racks, releases, results, scripts, sources
+from region.api import about, events, images, machines, racks, releases, results, scripts, sources
 from region.api.operations import BYTES, JSON, TEXT, Operation, Parameter
 
 _LIMIT: Final = Parameter("limit", "How many at most.", kind="integer", minimum=1, maximum=1000)
