@@ -83,6 +83,11 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ): "what has ended has no lock",
     ("src/region/commissioning/intake.py", "Intake._one", "TransactionRollbackError"): "stored again, or it is raised",
     ("src/region/database/pool.py", "_retried", "TransactionRollbackError"): "tried again, and the last one is raised",
+    (
+        "src/region/hardware/interfaces.py",
+        "_addresses",
+        "ValueError",
+    ): "a tunnel's 'any', say: nobody reaches it by that",
     ("src/region/images/files.py", "_read", "ValueError, OSError"): "read ahead for a client that is gone, else raised",
     ("src/region/images/stream.py", "StreamResource._generation", "suppress GenerationMoved"): "the client gets a 404",
     ("src/region/upstream/child.py", "examine", "MemoryError"): "refused, with the limit that was reached",

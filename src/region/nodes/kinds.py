@@ -39,6 +39,7 @@ EXIT_STATUS_MISSING: Final = Kind("Script ended without an exit status", Level.E
 LATE_OUTPUT: Final = Kind("Script output came late", Level.WARNING)
 MAC_ADDRESS_TAKEN: Final = Kind("MAC address is another node's", Level.WARNING)
 HARDWARE_NOT_USED: Final = Kind("Hardware could not be used", Level.WARNING)
+HARDWARE_CHANGED: Final = Kind("Hardware changed", Level.INFO)
 STORAGE_NOT_CONFIGURED: Final = Kind("Storage was not configured", Level.WARNING)
 NETWORK_NOT_CONFIGURED: Final = Kind("Network was not configured", Level.WARNING)
 TAGS_NOT_EVALUATED: Final = Kind("Tags were not evaluated", Level.ERROR)
