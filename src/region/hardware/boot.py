@@ -50,16 +50,19 @@ def read_command_line(outputs: Mapping[str, bytes]) -> CommandLine:
 async def write_command_line(transaction: Transaction, node: NodeName, line: CommandLine) -> Sequence[Finding]:
     """Write the facts ``kernel_command_line`` and ``boot_mac``, the boot method, and the boot interface if it is known.
 
-    An interface that is found only later becomes the boot interface then (:mod:`region.hardware.interface_rows`).
+    An interface that is found only later becomes the boot interface then (:func:`use_waiting_boot_mac`).
     """
     await write_facts(transaction, node, kernel_command_line=line.text, boot_mac=line.boot_mac)
     if line.boot_method:
         await transaction.execute("UPDATE node SET boot_method = %s WHERE id = %s", (line.boot_method, node.id))
-    return await use_boot_mac(transaction, node, line.boot_mac)
+    return await use_waiting_boot_mac(transaction, node, line.boot_mac)
 
 
-async def use_boot_mac(transaction: Transaction, node: NodeName, mac: str) -> Sequence[Finding]:
-    """Have the node's interface with this MAC, if it has one, be that which it boots from; that is what it did."""
+async def use_waiting_boot_mac(transaction: Transaction, node: NodeName, mac: str) -> Sequence[Finding]:
+    """Have the node's interface with this MAC be that which it boots from, because that is what it did.
+
+    If it has none (yet), the fact ``boot_mac_waits`` says so. The caller has locked the node's row.
+    """
     row = await transaction.one(
         """SELECT found.id, found.name, before.id, before.name
            FROM interface found JOIN node ON node.id = found.node_id
@@ -67,11 +70,10 @@ async def use_boot_mac(transaction: Transaction, node: NodeName, mac: str) -> Se
            WHERE found.node_id = %s AND found.mac_address = %s AND found.type = 'physical'""",
         (node.id, mac),
     )
+    await write_facts(transaction, node, boot_mac_waits=bool(mac) and row is None)
     if row is None or row[0] == row[2]:
         return ()
-    await transaction.execute(
-        "UPDATE node SET boot_interface_id = %s, updated = now() WHERE id = %s", (row[0], node.id)
-    )
+    await transaction.execute("UPDATE node SET boot_interface_id = %s WHERE id = %s", (row[0], node.id))
     if row[2] is None:
         return ()
     return (changed(f"the node booted from {row[1]} ({mac}), which is now its boot interface instead of {row[3]}"),)

@@ -79,8 +79,10 @@ def compare(rows: Sequence[Row], found: Sequence[Disk]) -> Comparison:
 
 async def write_disks(transaction: Transaction, node: NodeName, disks: Disks) -> Sequence[Finding]:
     """Write them; a disk that is gone is removed, and that is said."""
-    found = await transaction.query("SELECT boot_disk_id FROM node WHERE id = %s FOR NO KEY UPDATE", (node.id,))
-    boot_id = found[0][0]
+    locked = await transaction.one("SELECT boot_disk_id FROM node WHERE id = %s FOR NO KEY UPDATE", (node.id,))
+    if locked is None:
+        return ()  # deleted meanwhile, with all that it had
+    boot_id = locked[0]
     rows = [
         Row(*row)
         for row in await transaction.query(

@@ -9,7 +9,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from region.database import Transaction
-from region.hardware.outputs import HookError, output_text, plain
+from region.hardware.outputs import HookError, lines, output_text, plain
 from region.nodes.findings import Finding
 from region.nodes.values import NodeName
 
@@ -38,7 +38,7 @@ def read_modaliases(outputs: Mapping[str, bytes]) -> Modaliases:
 
     :raises HookError: if there is none.
     """
-    found = {name for line in output_text(outputs).splitlines() if ":" in (name := plain(line, MAX_MODALIAS))}
+    found = {name for line in lines(output_text(outputs)) if ":" in (name := plain(line, MAX_MODALIAS))}
     if not found:
         raise HookError("the script printed no modalias: none of its lines has a ':'")
     return Modaliases(tuple(sorted(found)[:MAX_MODALIASES]), max(0, len(found) - MAX_MODALIASES))

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import frozen
 
 from region.database import Transaction
-from region.hardware.boot import use_boot_mac
+from region.hardware.boot import use_waiting_boot_mac
 from region.hardware.findings import changed, not_used, taken
 from region.hardware.interfaces import Interface, Interfaces
 from region.nodes.findings import Finding
@@ -67,9 +67,12 @@ async def write_interfaces(transaction: Transaction, node: NodeName, interfaces:
     findings = [not_used(sentence) for sentence in interfaces.problems]
     if not interfaces.found:
         return [*findings, not_used("no network interface was found that is hardware; those that were known are kept")]
-    boot_id, facts = (
-        await transaction.query("SELECT boot_interface_id, facts FROM node WHERE id = %s FOR NO KEY UPDATE", (node.id,))
-    )[0]
+    locked = await transaction.one(
+        "SELECT boot_interface_id, facts FROM node WHERE id = %s FOR NO KEY UPDATE", (node.id,)
+    )
+    if locked is None:
+        return ()  # deleted meanwhile, with all that it had
+    boot_id, facts = locked
     rows = [
         Row(id_, name, type_ == "physical", mac or guid or "")
         for id_, name, type_, mac, guid in await transaction.query(
@@ -88,7 +91,10 @@ async def write_interfaces(transaction: Transaction, node: NodeName, interfaces:
     await _keep(transaction, plan.kept, names)
     findings += await _add(transaction, node, plan.new, names)
     boot_mac = facts.get("boot_mac")
-    return [*findings, *(await use_boot_mac(transaction, node, boot_mac) if isinstance(boot_mac, str) else ())]
+    is_unknown = boot_id is None or boot_id in {row.id for row in plan.gone}
+    if boot_mac and (is_unknown or facts.get("boot_mac_waits")):
+        findings += await use_waiting_boot_mac(transaction, node, boot_mac)
+    return findings
 
 
 async def _remove(transaction: Transaction, gone: Sequence[Row], boot_id: int | None) -> Sequence[Finding]:

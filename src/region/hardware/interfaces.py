@@ -78,7 +78,7 @@ def read_interfaces(outputs: Mapping[str, bytes]) -> Interfaces:
     :raises HookError: if it has no interface at all, not even one that cannot be used.
     """
     text = output_text(outputs)
-    entries = read_json(text) if text.lstrip().startswith(("[", "{")) else read_ip_text(text)
+    entries = read_json(text) if text.lstrip().startswith(("[", "{")) else read_ip_text(text, MAX_ENTRIES + 1)
     if not isinstance(entries, list) or not any(entries):
         raise HookError("the script printed no network interfaces, as 'ip addr' or 'ip -json addr' do")
     if len(entries) > MAX_ENTRIES:

@@ -6,6 +6,8 @@ import re
 from itertools import pairwise
 from typing import Any, Final
 
+from region.hardware.outputs import lines
+
 _LINK: Final = re.compile(r"\d+: ([^\s:@]+)(?:@([^\s:]+))?: <([A-Z0-9_,-]*)>(.*)")
 _ADDRESS: Final = re.compile(r"\s+(inet6?) ([0-9a-fA-F.:]+)(?: peer [0-9a-fA-F.:]+)?/(\d{1,3}) (.*)")
 _HARDWARE: Final = re.compile(r"\s+link/(\S+)(?: ([0-9a-f:]+))?(.*)")
@@ -16,11 +18,16 @@ _KIND: Final = re.compile(
 _WORDS: Final = {"mtu": "mtu", "state": "operstate", "master": "master"}
 
 
-def read_ip_text(text: str) -> list[dict[str, Any]]:
-    """One object for each interface of ``ip addr`` or ``ip -details addr``; lines that are neither are left out."""
+def read_ip_text(text: str, most: int) -> list[dict[str, Any]]:
+    """One object for each of the first ``most`` interfaces of ``ip addr`` or ``ip -details addr``.
+
+    :raises HookError: if there are too many lines. Those that are not understood are left out.
+    """
     found: list[dict[str, Any]] = []
-    for line in text.splitlines():
+    for line in lines(text):
         if link := _LINK.match(line):
+            if len(found) >= most:
+                break
             words = link[4].split()
             entry: dict[str, Any] = {"ifname": link[1], "flags": link[3].split(","), "addr_info": []}
             entry.update({_WORDS[word]: value for word, value in pairwise(words) if word in _WORDS})

@@ -5,14 +5,22 @@ A node's outputs are hostile: any bytes at all end in a value or in :class:`Hook
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-MAX_TEXT: Final = 2 << 20
-"""Bytes of an output that is read as text or JSON. Parsing JSON holds Python's lock, so this also bounds a pause."""
+MAX_TEXT: Final = 1 << 20
+"""Bytes of an output that is read as text or JSON."""
+
+MAX_VALUES: Final = 150_000
+"""Brackets and commas of JSON: parsing it holds Python's lock, so this bounds for how long everything else stands."""
+
+MAX_LINES: Final = 100_000
+MAX_LINE: Final = 8192
+"""Characters of a line; what is over that is left out."""
 
 MAX_NAME: Final = 255
 """Characters of a model, a serial number, a driver and the like."""
@@ -45,11 +53,25 @@ def output_text(outputs: Mapping[str, bytes]) -> str:
     return output_bytes(outputs, MAX_TEXT).decode("utf-8", "replace").removeprefix("\ufeff")
 
 
+def lines(text: str) -> Iterator[str]:
+    """The lines of ``text``, without their ends, one at a time.
+
+    :raises HookError: if there are too many.
+    """
+    for number, line in enumerate(io.StringIO(text)):
+        if number >= MAX_LINES:
+            raise HookError(f"the script printed more than {MAX_LINES} lines, which is more than can be read")
+        yield line[:MAX_LINE].rstrip("\r\n")
+
+
 def read_json(text: str) -> Any:
     """The JSON value in ``text``.
 
     :raises HookError: if it is none.
     """
+    count = sum(map(text.count, "[{,"))
+    if count > MAX_VALUES:
+        raise HookError(f"the script printed JSON with about {count} values, of which at most {MAX_VALUES} can be read")
     try:
         return json.loads(text)
     except RecursionError:

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from region.database import Transaction
 from region.hardware.facts import write_facts
-from region.hardware.outputs import HookError, output_text, plain, read_json, whole
+from region.hardware.outputs import HookError, lines, output_text, plain, read_json, whole
 from region.nodes.findings import Finding
 from region.nodes.values import NodeName
 
@@ -77,7 +77,7 @@ async def write_processors(transaction: Transaction, node: NodeName, processors:
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
     """The fields of the table; with an empty name the CPU of each row that ``-p`` prints."""
-    for line in text.splitlines():
+    for line in lines(text):
         name, colon, value = line.partition(":")
         if colon and not line.startswith("#"):
             yield name.strip(), value.strip()
