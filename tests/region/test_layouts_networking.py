@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from region.layouts.networking import NETWORK_NOT_CONFIGURED, Address, Interface, Link, networking, plan
+from region.layouts.networking import Address, Interface, Link, networking, plan
+from region.nodes.kinds import NETWORK_NOT_CONFIGURED
 from region.nodes.values import NodeName
 from tests.database import DatabaseTestCase
 

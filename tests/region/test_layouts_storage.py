@@ -16,7 +16,6 @@ from region.layouts.storage import (
     LAYOUTS,
     MIB,
     SMALLEST_ROOT,
-    STORAGE_NOT_LAID_OUT,
     TABLE,
     Disk,
     DiskPlan,
@@ -27,6 +26,7 @@ from region.layouts.storage import (
     read_plan,
     storage,
 )
+from region.nodes.kinds import STORAGE_NOT_CONFIGURED
 from region.nodes.values import NodeName
 from tests.database import DatabaseTestCase
 
@@ -267,7 +267,7 @@ class StorageTests(DatabaseTestCase):
     async def test_a_node_without_disks_is_an_event_and_keeps_nothing_of_before(self) -> None:
         node = await self.node(storage_layout="flat", storage='{"layout": "flat"}')
         [finding] = await self.database.transact(lambda tx: storage(tx, node, "flat"))
-        self.assertEqual(finding.kind, STORAGE_NOT_LAID_OUT)
+        self.assertEqual(finding.kind, STORAGE_NOT_CONFIGURED)
         self.assertIn("has no disk", finding.description)
         self.assertEqual(await self.stored(node), ("", None))
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
-from typing import Any, Final
+from typing import Any
 
 from attrs import frozen
 
 from region.database import Transaction
 from region.nodes.findings import Finding
+from region.nodes.kinds import NETWORK_NOT_CONFIGURED
 from region.nodes.values import NodeName
-from rpc.events import Kind, Level
-
-NETWORK_NOT_CONFIGURED: Final = Kind("Network not configured", Level.WARNING)
 
 Address = IPv4Interface | IPv6Interface
 

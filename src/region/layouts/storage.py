@@ -17,8 +17,8 @@ from psycopg2.extras import Json
 
 from region.database import Transaction
 from region.nodes.findings import Finding
+from region.nodes.kinds import STORAGE_NOT_CONFIGURED
 from region.nodes.values import NodeName
-from rpc.events import Kind, Level
 
 LAYOUTS: Final = ("flat", "lvm", "blank")
 
@@ -42,8 +42,6 @@ TABLE: Final = MIB
 
 _NAMED: Final = 8
 """Disks that a sentence names."""
-
-STORAGE_NOT_LAID_OUT: Final = Kind("Storage not laid out", Level.WARNING)
 
 
 class LayoutImpossible(Exception):
@@ -257,7 +255,7 @@ async def storage(transaction: Transaction, node: NodeName, layout: str) -> Sequ
     except LayoutImpossible as error:
         # What was planned for disks that are gone would be worse than nothing.
         document, layout = {}, ""
-        findings = (Finding(STORAGE_NOT_LAID_OUT, str(error)),)
+        findings = (Finding(STORAGE_NOT_CONFIGURED, str(error)),)
     await transaction.execute(
         "UPDATE node SET storage_layout = %s, storage = %s, updated = now() WHERE id = %s",
         (layout, Json(document), node.id),

@@ -260,6 +260,9 @@ CREATE TABLE tag (
     generation   bigint NOT NULL DEFAULT 1,
     -- The newest generation that all nodes were evaluated with; less than "generation" while that is going on.
     evaluated    bigint NOT NULL DEFAULT 0,
+    -- While it is: the last node, in the order of their numbers, that was evaluated with the current generation.
+    position     bigint NOT NULL DEFAULT 0,
+    -- Why it could not be evaluated on some node, with its current generation.
     problem      text NOT NULL DEFAULT '',
     created      timestamptz NOT NULL DEFAULT now(),
     updated      timestamptz NOT NULL DEFAULT now()

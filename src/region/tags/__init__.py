@@ -1,1 +1,1 @@
-"""Which nodes have which tags, and how are definitions evaluated?"""
+"""Which nodes have which tag? Those that people say, or those whose documents its definition, an XPath, is true of."""

@@ -1,0 +1,209 @@
+"""Evaluates tags on all nodes after their definitions were changed: who does it, and where it goes on if that one ends.
+
+One process at a time does it, the one that holds an advisory lock; how far it has come is in the database, so another
+one goes on from there if it ends. All tags that are to be evaluated take part in one pass over the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from region.database import Database, DatabaseUnavailable, Session
+from region.nodes.values import NodeName
+from region.tags.evaluation import Tagger
+from region.tags.evaluator import Evaluated, Evaluator, NotEvaluated
+from region.tags.store import CHANNEL, Tag, advance, finish, give_up, next_nodes, pending
+
+log = Logger()
+
+LOCK: Final = (0x5354414E, 5)
+"""The advisory lock of the region process that evaluates."""
+
+LOOK_SECONDS: Final = 60.0
+"""How often it is looked whether there is something to evaluate that nobody does."""
+
+RETRY_SECONDS: Final = (1.0, 60.0)
+"""How soon it is tried again after a failure: at first, and at most."""
+
+BATCH: Final = 100
+"""Nodes after which it is kept how far it has come."""
+
+FAILURES: Final = 10
+"""Nodes with documents, one after the other, on which a tag could not be evaluated, and after which it is given up."""
+
+STUCK: Final = 3
+"""Times that nothing could be evaluated on a node, after which it is left out."""
+
+
+class Rebuilder:
+    """Keeps the tags of all nodes in line with the definitions.
+
+    :param evaluator: makes what evaluates.
+    """
+
+    def __init__(
+        self, database: Database, tagger: Tagger, evaluator: Callable[[], Evaluator], clock: IReactorTime
+    ) -> None:
+        self._database = database
+        self._tagger = tagger
+        self._new_evaluator = evaluator
+        self._clock = clock
+        self._timer = LoopingCall(self.wake)
+        self._timer.clock = clock
+        self._started = False
+        self._woken = False
+        self._working: Deferred[None] | None = None
+        self._waiting: list[Deferred[None]] = []
+        self._again: IDelayedCall | None = None
+        self._backoff = RETRY_SECONDS[0]
+        self._failed: dict[tuple[int, int], int] = {}
+        self._stuck: tuple[int, int] = (0, 0)
+
+    def start(self) -> None:
+        """Begin: also with what was left unfinished."""
+        self._started = True
+        self._database.listen(CHANNEL, lambda payload: self.wake())
+        timing = self._timer.start(LOOK_SECONDS, now=True)
+        timing.addErrback(lambda reason: log.failure("Changed tags are noticed late from now on", reason))
+
+    def stop(self) -> Deferred[None]:
+        """End; what is under way is broken off, and whoever does it next goes on from the last batch."""
+        self._started = False
+        if self._timer.running:
+            self._timer.stop()
+        if self._again is not None and self._again.active():
+            self._again.cancel()
+        if self._working is not None:
+            self._working.cancel()
+        return self.when_idle()
+
+    def when_idle(self) -> Deferred[None]:
+        """Fires when nothing is being evaluated; more may come at any time."""
+        idle: Deferred[None] = Deferred()
+        if self._working is None:
+            idle.callback(None)
+        else:
+            self._waiting.append(idle)
+        return idle
+
+    def wake(self) -> None:
+        """See whether there is something to evaluate; if that is being done already, once more after it."""
+        self._woken = True
+        if self._started and self._working is None:
+            self._working = Deferred.fromCoroutine(self._work())
+            self._working.addErrback(
+                lambda reason: log.failure("Evaluating tags ended in a way nobody foresaw", reason)
+            )
+            self._working.addCallback(self._worked)
+
+    def _worked(self, _: object) -> None:
+        self._working = None
+        if self._woken:
+            self.wake()
+        if self._working is None:
+            waiting, self._waiting = self._waiting, []
+            for idle in waiting:
+                idle.callback(None)
+
+    async def _work(self) -> None:
+        self._woken = False
+        try:
+            if not await pending(self._database):
+                return
+            async with self._database.session() as session:
+                row = await session.one("SELECT pg_try_advisory_lock(%s, %s)", LOCK)
+                if row == (True,):
+                    await self._rebuild(session)
+                else:
+                    self._later(RETRY_SECONDS[1])  # another process is at it; unless it ends, there is nothing to do
+        except CancelledError:
+            log.info("Evaluating tags was broken off, because the region is stopping")
+            return
+        except (DatabaseUnavailable, NotEvaluated) as error:
+            log.warn("Evaluating tags waits: {reason}", reason=str(error))
+        except Exception:  # noqa: BLE001 - it must go on, and is tried again
+            log.failure("Evaluating tags broke off, on an error of the region's own")
+        else:
+            self._backoff = RETRY_SECONDS[0]
+            return
+        self._later(self._backoff)
+        self._backoff = min(self._backoff * 2, RETRY_SECONDS[1])
+
+    def _later(self, seconds: float) -> None:
+        if self._started:
+            if self._again is not None and self._again.active():
+                self._again.cancel()
+            self._again = self._clock.callLater(seconds, self.wake)
+
+    async def _rebuild(self, session: Session) -> None:
+        evaluator = self._new_evaluator()
+        try:
+            while self._started and session.alive and (tags := await pending(self._database)):
+                nodes = await next_nodes(self._database, tags[0].position, BATCH)
+                if nodes:
+                    await self._batch(tags, nodes, evaluator)
+                    continue
+                for tag in tags:
+                    if tag.position == tags[0].position:
+                        await finish(self._database, tag)
+                        log.info("Tag {tag} is evaluated on all nodes", tag=tag.name, generation=tag.generation)
+        finally:
+            await evaluator.close()
+
+    async def _batch(self, tags: Sequence[Tag], nodes: Sequence[NodeName], evaluator: Evaluator) -> None:
+        remaining = list(tags)
+        done = tags[0].position
+        try:
+            for node in nodes:
+                if not self._started:
+                    break
+                wanted = [tag for tag in remaining if tag.position < node.id]
+                evaluated = await self._one(node, wanted, evaluator)
+                done = node.id
+                for tag in wanted:
+                    if self._fails_for_good(tag, evaluated):
+                        remaining.remove(tag)
+                        await self._give_up(tag, node, evaluated)
+        finally:
+            # Also when a node could not be evaluated: those before it were.
+            for tag in remaining:
+                await advance(self._database, tag, done)
+
+    async def _one(self, node: NodeName, tags: Sequence[Tag], evaluator: Evaluator) -> Evaluated:
+        try:
+            return await self._tagger.evaluate(node, tags, evaluator)
+        except NotEvaluated as error:
+            stuck, times = self._stuck
+            self._stuck = (node.id, times + 1 if stuck == node.id else 1)
+            if self._stuck[1] < STUCK:
+                raise
+            log.error(
+                "The tags of {node} stay as they are, for they could not be evaluated {times} times: {reason}",
+                node=node.hostname, times=STUCK, reason=str(error),
+            )  # fmt: skip
+            return Evaluated({}, had_documents=False)
+
+    def _fails_for_good(self, tag: Tag, evaluated: Evaluated) -> bool:
+        """Count on how many nodes, one after the other, the tag could not be evaluated; whether they are too many."""
+        key = (tag.id, tag.generation)
+        if tag.id not in evaluated.problems:
+            if evaluated.had_documents:
+                self._failed.pop(key, None)
+            return False
+        self._failed[key] = self._failed.get(key, 0) + 1
+        return self._failed[key] >= FAILURES
+
+    async def _give_up(self, tag: Tag, node: NodeName, evaluated: Evaluated) -> None:
+        self._failed.pop((tag.id, tag.generation), None)
+        problem = (
+            f"given up, and set on no further node, because it could not be evaluated on {FAILURES} of them, last on "
+            f"{node.hostname}: {evaluated.problems[tag.id]}"
+        )
+        await give_up(self._database, tag, node.id, problem)
+        log.error("Tag {tag}: {problem}", tag=tag.name, problem=problem)
