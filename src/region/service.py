@@ -51,6 +51,10 @@ from region.scripts.choose import choose
 from region.scripts.results import ResultStore
 from region.scripts.store import ScriptStore
 from region.syncing import SyncDriver
+from region.tags.evaluation import Tagger
+from region.tags.evaluator import Evaluator
+from region.tags.rebuilding import Rebuilder
+from region.tags.store import TagStore
 from region.upstream.reader import SourceReader
 from region.wire import RegionWire
 from rpc.blobs import BlobStore
@@ -221,6 +225,10 @@ class RegionService(Service):
         )  # fmt: skip
         REGISTRY.register(metrics)
         self._stops("the metrics", lambda: REGISTRY.unregister(metrics))
+        evaluator = partial(Evaluator, reactor, config.commissioning.tag_timeout_seconds)
+        rebuilder = Rebuilder(database, Tagger(database, evaluator), evaluator, reactor)
+        rebuilder.start()
+        self._stops("evaluating tags", rebuilder.stop)
         keys = ApiKeyStore(database)
         authenticator = Authenticator(keys, reactor)
         keys.listen(authenticator.forget)
@@ -238,6 +246,7 @@ class RegionService(Service):
             events=events,
             nodes=NodeStore(database),
             node_requests=NodeRequests(database, config.commissioning, choose),
+            tags=TagStore(database, lambda definition: evaluator().check_and_close(definition)),
             software=version("stanchion"),
             scripts=ScriptStore(database, run_in_thread),
             results=ResultStore(database),

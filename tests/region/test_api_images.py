@@ -11,7 +11,7 @@ from twisted.internet.task import Clock, deferLater
 
 from region.answers.published import PublishedView
 from region.answers.releases import Releases
-from region.api import Api, ApiKeyStore, Authenticator, Parts
+from region.api import Api, ApiKeyStore, Authenticator
 from region.api.comparison import from_database
 from region.api.images import resource_id
 from region.api.oauth import Unauthorized
@@ -27,6 +27,7 @@ from region.scripts.store import ScriptStore
 from region.upstream import Problem
 from rpc.manifest import Image, Manifest
 from tests.database import DatabaseTestCase, reactor
+from tests.region.api_parts import parts_of
 from tests.region.fakes import EPOCH, Keys, Racks
 from tests.region.inventories import FOCAL, NOBLE, NOBLE_ARM, image, loader
 from tests.region.web import Connection, Response, form
@@ -68,13 +69,19 @@ class StoresTestCase(DatabaseTestCase):
         self.generations = GenerationStore(self.database, cast(Any, inline))
         self.importer = FakeImporter(self.jobs)
         view = PublishedView(self.generations)
-        parts = Parts(
-            releases=Releases(cast(Any, None), view, self.clock), asker=cast(Any, None), published=view, racks=Racks(),
-            connections=Racks().connections, syncs=Racks(), sources=self.sources, generations=self.generations,
-            jobs=self.jobs, importer=self.importer, events=cast(Any, None),
-            nodes=cast(Any, None), node_requests=cast(Any, None), software="1.2.3",
-            scripts=ScriptStore(self.database), results=ResultStore(self.database),
-        )  # fmt: skip
+        parts = parts_of(
+            releases=Releases(cast(Any, None), view, self.clock),
+            published=view,
+            racks=Racks(),
+            connections=Racks().connections,
+            syncs=Racks(),
+            sources=self.sources,
+            generations=self.generations,
+            jobs=self.jobs,
+            importer=self.importer,
+            scripts=ScriptStore(self.database),
+            results=ResultStore(self.database),
+        )
         self.resource = Api(parts, Authenticator(Keys(), self.clock), operations).resource()
 
     async def ask(self, method: str, path: str, **keywords: Any) -> Response:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from twisted.internet import reactor as installed_reactor
 from twisted.internet.task import Clock, deferLater
 
-from region.api import Api, Authenticator, Parts
+from region.api import Api, Authenticator
 from region.config import CommissioningConfig
 from region.events import EventStore
 from region.nodes.life import Input
@@ -18,6 +18,7 @@ from region.nodes.statuses import NodeStatus, ResultType
 from region.nodes.store import PAGE, NodeStore
 from region.scripts.choose import ScriptsUnknown
 from tests.database import DatabaseTestCase
+from tests.region.api_parts import parts_of
 from tests.region.fakes import Keys
 from tests.region.machines import Choice, happen, make_node, make_script, status_of
 from tests.region.web import Connection, Response, form
@@ -38,13 +39,11 @@ class MachinesTestCase(DatabaseTestCase):
     def setUp(self) -> Any:
         ready = super().setUp()
         self.asked: list[tuple[ResultType, Sequence[str] | None]] = []
-        parts = Parts(
-            releases=cast(Any, None), asker=cast(Any, None), published=cast(Any, None), racks=cast(Any, None),
-            connections=cast(Any, None), syncs=cast(Any, None), sources=cast(Any, None), generations=cast(Any, None),
-            jobs=cast(Any, None), importer=cast(Any, None), events=EventStore(self.database),
+        parts = parts_of(
+            events=EventStore(self.database),
             nodes=NodeStore(self.database),
-            node_requests=NodeRequests(self.database, CommissioningConfig(), self.choose), software="1.2.3", scripts=cast(Any, None), results=cast(Any, None),
-        )  # fmt: skip
+            node_requests=NodeRequests(self.database, CommissioningConfig(), self.choose),
+        )
         self.clock = Clock()
         self.resource = Api(parts, Authenticator(Keys(), self.clock)).resource()
         return ready.addCallback(lambda _: self.run_async(self.prepare()))

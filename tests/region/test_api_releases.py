@@ -13,11 +13,12 @@ from region.answers.asking import Asker
 from region.answers.combine import Catalogue, Target
 from region.answers.published import PublishedView
 from region.answers.releases import Question, Releases
-from region.api import Api, Authenticator, Parts
+from region.api import Api, Authenticator
 from region.api.routes import OPERATIONS
 from region.database import DatabaseUnavailable
 from rpc.manifest import Manifest
 from rpc.outcomes import Failed, TimedOut
+from tests.region.api_parts import parts_of
 from tests.region.fakes import EPOCH, Generations, Keys, Racks, ask_each
 from tests.region.inventories import BOOKWORM, FOCAL, NOBLE, NOBLE_ARM, catalogue, image, loader
 from tests.region.web import Connection, Response, form
@@ -33,23 +34,14 @@ class ReleasesTestCase(SynchronousTestCase):
         self.generations = Generations()
         view = PublishedView(cast(Any, self.generations))
         asker = Asker(self.racks, self.clock, published=view.catalogue, expected=view.current_digest, ask_all=ask_each)
-        self.parts = Parts(
+        self.parts = parts_of(
             releases=Releases(asker, view, self.clock),
             asker=asker,
             published=view,
             racks=self.racks,
             connections=self.racks.connections,
             syncs=self.racks,
-            sources=cast(Any, None),
             generations=cast(Any, self.generations),
-            jobs=cast(Any, None),
-            importer=cast(Any, None),
-            events=cast(Any, None),
-            nodes=cast(Any, None),
-            node_requests=cast(Any, None),
-            software="1.2.3",
-            scripts=cast(Any, None),
-            results=cast(Any, None),
         )
         api = Api(self.parts, Authenticator(Keys(), self.clock))
         self.resource = api.resource()

@@ -21,6 +21,7 @@ from region.nodes.store import NodeStore
 from region.processes import Connections
 from region.scripts.results import ResultStore
 from region.scripts.store import ScriptStore
+from region.tags.store import TagStore
 
 
 class IRack(RackInfo, Protocol):
@@ -112,6 +113,7 @@ class Parts:
     events: EventStore
     nodes: NodeStore
     node_requests: NodeRequests
+    tags: TagStore
     software: str
     scripts: ScriptStore
     results: ResultStore

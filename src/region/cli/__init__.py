@@ -24,6 +24,7 @@ def commands(subparsers: Any) -> None:
     _import(subparsers)
     _script(subparsers)
     _login(subparsers)
+    _tags(subparsers)
     _region(subparsers)
 
 
@@ -352,6 +353,53 @@ examples:
     )
     parser.add_argument("url", metavar="URL")
     parser.add_argument("key", metavar="KEY", help="consumer:token:secret, or -")
+
+
+def _tags(subparsers: Any) -> None:
+    connection = connection_options()
+    parser = command(
+        subparsers,
+        "tag",
+        _later("tags", "show_all"),
+        "Which tags there are, and which machines have them.",
+        epilog="""\
+A definition is an XPath 1.0 over what lshw and lldp said of a machine when it was commissioned: the root is lshw's, and
+both are there again with the prefixes lshw and lldp. Without a definition, people say which machines have the tag.
+
+examples:
+  stanchion tag
+  stanchion tag create big --definition '//node[@id="memory"]/size > 68719476736'
+  stanchion tag create rack-7 --definition '//lldp:chassis/lldp:name = "switch-7"'
+  stanchion tag show big
+  stanchion tag create spare --comment 'kept for parts'
+  stanchion tag add spare node-1 node-2""",
+        parents=[connection],
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action")
+    for name, function, summary, more in (
+        ("list", "show_all", "Show the tags.", ""),
+        ("show", "show", "Show a tag, and the machines that have it.", " big"),
+        ("create", "create", "Make a tag.", " big --definition '//node[@id=\"memory\"]/size > 68719476736'"),
+        ("change", "change", "Change a tag; another definition is evaluated on all machines.", " big --name large"),
+        ("delete", "delete", "Remove a tag, also from all machines.", " big"),
+        ("rebuild", "rebuild", "Evaluate a tag's definition anew on all machines.", " big"),
+        ("add", "add", "Give a tag without a definition to machines.", " spare node-1 node-2"),
+        ("remove", "remove", "Take a tag without a definition from machines.", " spare node-1"),
+    ):
+        one = command(
+            actions, name, _later("tags", function), summary, epilog=f"example:\n  stanchion tag {name}{more}",
+            parents=[connection],
+        )  # fmt: skip
+        if name != "list":
+            one.add_argument("tag", metavar="TAG", help="its name")
+        if name == "change":
+            one.add_argument("--name", metavar="NAME", dest="new_name", help="its new name")
+        if name in ("create", "change"):
+            one.add_argument("--definition", metavar="XPATH", help="which machines have it ('': people say which)")
+            one.add_argument("--comment", metavar="TEXT", help="anything for people")
+            one.add_argument("--kernel-options", metavar="TEXT", help="kernel options for the machines that have it")
+        if name in ("add", "remove"):
+            one.add_argument("machine", metavar="MACHINE", nargs="+", help="its system id or host name")
 
 
 def _region(subparsers: Any) -> None:

@@ -7,7 +7,7 @@ was found to be true of is not written any more (:mod:`region.tags.evaluation`).
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import define, frozen
@@ -168,6 +168,10 @@ class TagStore:
             (tag.id,),
         )
         return [row[0] for row in rows]
+
+    async def counts(self) -> Mapping[int, int]:
+        """How many nodes have each tag that any has, by its number."""
+        return dict(await self._database.query("SELECT tag_id, count(*) FROM node_tag GROUP BY tag_id"))
 
     async def change_nodes(
         self, name: str, add: Collection[str], remove: Collection[str], *, definition: str | None = None
