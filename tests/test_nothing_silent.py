@@ -53,6 +53,8 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "Authenticator._find",
         "addBoth _found",
     ): "logs, or gives it to all who wait, in a loop",
+    ("src/region/cli/nodes.py", "_begin", "KeyboardInterrupt"): "Ctrl-C ends it, with a status of its own",
+    ("src/region/cli/nodes.py", "wait", "Unreachable"): "said once, and tried again",
     ("src/region/cli/imports.py", "follow", "Unreachable"): "tried again, and raised when it has lasted",
     ("src/region/cli/processes.py", "Daemon.processEnded", "stopListening"): "closing a datagram socket does not fail",
     ("src/region/cli/processes.py", "Daemon._signal", "ProcessExitedAlready"): "who runs it is told in the next line",

@@ -10,7 +10,7 @@ from typing import Any, Final
 from region.answers import wording
 from region.answers.documents import BASE
 from region.nodes.statuses import ScriptStatus, status_of_run
-from region.nodes.store import BlockDevice, Interface, Node
+from region.nodes.store import BlockDevice, Interface, Node, Problem
 
 _MEGABYTE: Final = 1_000_000.0
 
@@ -25,15 +25,31 @@ _DOMAIN: Final = {
 _NO_GATEWAY: Final = {"gateway_ip": None, "link_id": None}
 
 
-def machine(node: Node, *, whole: bool = False) -> dict[str, Any]:
-    """A node as a machine of MAAS.
+def whole_machine(node: Node, problems: Sequence[Problem]) -> dict[str, Any]:
+    """A node as a machine of MAAS, with what only its own page has: facts, storage, and steps that failed."""
+    return {
+        **machine(node),
+        "facts": dict(node.facts),
+        "storage_configuration": dict(node.storage),
+        "problems": [
+            {
+                "step": each.step,
+                "script": each.script,
+                "error_type": each.error_type,
+                "error": each.error,
+                "correlation": each.correlation,
+                "occurred": wording.when(each.occurred.timestamp()),
+            }
+            for each in problems
+        ],
+    }
 
-    :param whole: also what only one machine's own page has: facts and the storage configuration.
-    """
+
+def machine(node: Node) -> dict[str, Any]:
+    """A node as a machine of MAAS."""
     name = node.name
     interfaces = [_interface(node, each) for each in node.interfaces]
     disks = [_block_device(node, each) for each in node.block_devices]
-    own = {"facts": dict(node.facts), "storage_configuration": dict(node.storage)} if whole else {}
     return {
         "system_id": name.system_id,
         "hostname": name.hostname,
@@ -94,7 +110,6 @@ def machine(node: Node, *, whole: bool = False) -> dict[str, Any]:
         **_run("testing", node.testing),
         "created": wording.when(node.created.timestamp()),
         "updated": wording.when(node.updated.timestamp()),
-        **own,
         "resource_uri": f"{BASE}/machines/{name.system_id}/",
     }  # fmt: skip
 
@@ -180,7 +195,7 @@ def _run(name: str, statuses: Sequence[ScriptStatus]) -> dict[str, Any]:
     status = status_of_run(statuses)
     return {
         f"{name}_status": -1 if status is None else int(status),
-        f"{name}_status_name": "" if status is None else status.label,
+        f"{name}_status_name": "Empty" if status is None else status.label,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 from region.answers.documents import BASE
-from region.api.machine_documents import machine
+from region.api.machine_documents import machine, whole_machine
 from region.api.operations import (
     NOTHING,
     ApiError,
@@ -234,7 +234,7 @@ async def _shown(parts: Parts, node: NodeName) -> Reply:
     found = await parts.nodes.read(node.system_id)
     if found is None:
         raise _no_machine(node.system_id)
-    return document(machine(found, whole=True))
+    return document(whole_machine(found, await parts.nodes.problems(found)))
 
 
 async def _find(parts: Parts, wanted: str) -> NodeName:

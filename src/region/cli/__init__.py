@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from region.cli.api import connection_options, parse_selection
+from region.cli.node_parsers import node_commands
 from rpc.cli import command
 
 DEFAULT_CONFIG = "/etc/stanchion/region.toml"
@@ -26,6 +27,7 @@ def commands(subparsers: Any) -> None:
     _login(subparsers)
     _tags(subparsers)
     _region(subparsers)
+    node_commands(subparsers, _later)
 
 
 def _later(module: str, function: str = "run") -> Callable[[argparse.Namespace], int]:

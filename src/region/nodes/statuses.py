@@ -101,9 +101,10 @@ FAILURES: Final = frozenset(
 
 _PRECEDENCE: Final = (
     ScriptStatus.RUNNING, ScriptStatus.APPLYING_NETCONF, ScriptStatus.INSTALLING, ScriptStatus.PENDING,
-    ScriptStatus.ABORTED, ScriptStatus.FAILED, ScriptStatus.FAILED_INSTALLING, ScriptStatus.FAILED_APPLYING_NETCONF,
-    ScriptStatus.TIMEDOUT, ScriptStatus.DEGRADED, ScriptStatus.PASSED, ScriptStatus.SKIPPED,
+    ScriptStatus.ABORTED, ScriptStatus.FAILED, ScriptStatus.TIMEDOUT, ScriptStatus.FAILED_INSTALLING,
+    ScriptStatus.FAILED_APPLYING_NETCONF, ScriptStatus.DEGRADED, ScriptStatus.PASSED, ScriptStatus.SKIPPED,
 )  # fmt: skip
+assert set(_PRECEDENCE) == set(ScriptStatus), "a status that is in no place would be overlooked"
 
 
 def status_of_run(statuses: Collection[ScriptStatus]) -> ScriptStatus | None:

@@ -123,6 +123,22 @@ class Wanted:
         return " AND ".join(given) or "true", dict(zip(names, parts.values(), strict=True))
 
 
+@frozen
+class Problem:
+    """A step of the region's own that failed for a node: which, for which script if it is about one, with which error,
+    and what the log has its traceback under."""
+
+    step: str
+    script: str
+    error_type: str
+    error: str
+    correlation: str
+    occurred: datetime
+
+
+_PROBLEMS: Final = 20
+"""Steps that are shown at most, newest first."""
+
 _COLUMNS: Final = """
     node.id, node.system_id, node.hostname, node.description, node.architecture, node.status, node.previous_status,
     node.status_changed, node.status_message, node.owner, node.power_type, node.power_parameters, node.boot_method,
@@ -161,6 +177,17 @@ class NodeStore:
             return None
         found = await self._read("node.id = %(number)s", {"number": name.id}, 1)
         return found[0] if found else None
+
+    async def problems(self, node: Node) -> Sequence[Problem]:
+        """The steps that failed for the runs that the node's status is about, newest first."""
+        rows = await self._database.query(
+            """SELECT step, coalesce(script_name, ''), error_type, error, step_failure.correlation, occurred
+               FROM step_failure LEFT JOIN script_result ON script_result.id = script_result_id
+               WHERE step_failure.node_id = %s AND step_failure.script_set_id = ANY(%s)
+               ORDER BY step_failure.id DESC LIMIT %s""",
+            (node.name.id, [each for each in (node.commissioning_set_id, node.testing_set_id) if each], _PROBLEMS),
+        )
+        return [Problem(*row) for row in rows]
 
     async def token(self, node: NodeName) -> NodeToken | None:
         """The credentials of a node, unless they are retired."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from attrs import define, evolve, field, frozen
 
 from region.database import Database, Transaction
-from region.nodes.statuses import HardwareType, ResultType, ScriptStatus
+from region.nodes.statuses import HardwareType, ResultType, ScriptStatus, status_of_run
 from region.nodes.values import NodeName
 
 OUTPUT_LIMIT: Final = 64 << 20
@@ -23,14 +23,6 @@ CURRENT: Final[Mapping[str, ResultType]] = {
     f"current-{kind.name.lower()}": kind for kind in (ResultType.COMMISSIONING, ResultType.TESTING)
 }
 """The names of the runs that a node's status is about."""
-
-# What a run with scripts of several statuses has: the first of these that one of them has.
-_PRECEDENCE: Final = (
-    ScriptStatus.RUNNING, ScriptStatus.APPLYING_NETCONF, ScriptStatus.INSTALLING, ScriptStatus.PENDING,
-    ScriptStatus.ABORTED, ScriptStatus.FAILED, ScriptStatus.TIMEDOUT, ScriptStatus.FAILED_INSTALLING,
-    ScriptStatus.FAILED_APPLYING_NETCONF, ScriptStatus.DEGRADED, ScriptStatus.PASSED, ScriptStatus.SKIPPED,
-)  # fmt: skip
-assert set(_PRECEDENCE) == set(ScriptStatus), "a status that is in no place would be overlooked"
 
 
 class NoSuchNode(LookupError):
@@ -121,8 +113,7 @@ class Run:
     @property
     def status(self) -> ScriptStatus | None:
         """What it has come to as a whole; None if it has no results."""
-        found = {result.status for result in self.results}
-        return next((status for status in _PRECEDENCE if status in found), None)
+        return status_of_run([result.status for result in self.results])
 
     @property
     def started(self) -> datetime | None:

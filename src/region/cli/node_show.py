@@ -1,0 +1,186 @@
+"""``stanchion node show``: one machine, what ran on it, what failed, why, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from region.cli.api import client_of
+from region.cli.events import row_of
+from region.cli.nodes import memory, path_of
+from rpc.client import Client, Refused
+from rpc.console import CommandFailed, Status, painted, safe, size, write, write_json, write_table
+
+EVENTS: Final = 12
+"""Events that are shown, the newest."""
+
+_FAILED: Final = ("Failed", "Timed out", "Aborted", "Degraded")
+_STATES: Final = {"Ready": "ready", "Commissioning": "syncing", "Testing": "syncing", "Broken": "failed"}
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Show one machine."""
+    client = client_of(arguments)
+    machine = _read(client, path_of(arguments.node))
+    results = _results(client, machine)
+    events = client.get("events/", op="query", id=machine["system_id"], limit=str(EVENTS))["events"]
+    if arguments.json:
+        write_json({"machine": machine, "results": results, "events": events, "advice": list(advice(machine, results))})
+        return Status.YES
+    _show_machine(machine)
+    _show_problems(machine)
+    _show_results(results)
+    _show_advice(machine, results)
+    if events:
+        write("\nEvents")
+        write_table(
+            ("TIME (UTC)", "LEVEL", "EVENT", "DESCRIPTION"),
+            [(row[0], row[1], row[3], row[4]) for row in map(row_of, reversed(events))],
+        )
+    return Status.YES
+
+
+def output(arguments: argparse.Namespace) -> int:
+    """Show what scripts wrote."""
+    client = client_of(arguments)
+    machine = _read(client, path_of(arguments.node))
+    run = "current-testing" if arguments.testing else "current-commissioning"
+    text = _read(
+        client, f"nodes/{machine['system_id']}/results/{run}/", op="download", output="combined", filetype="txt",
+        filters=",".join(arguments.script) or None,
+    )  # fmt: skip
+    if arguments.json:
+        write_json({"output": text})
+    else:
+        write(safe(str(text), keep="\n\t"))
+    return Status.YES
+
+
+def advice(machine: Any, runs: Sequence[Any]) -> Iterator[str]:
+    """What to do about what is wrong with a machine, most important first; nothing if nothing is."""
+    name, status = machine["hostname"], machine["status_name"]
+    problems = machine.get("problems", [])
+    if problems:
+        ids = ", ".join(dict.fromkeys(each["correlation"] for each in problems if each["correlation"]))
+        yield (
+            f"The region failed at what it makes of the outputs, not the machine; the outputs are kept. Its log has "
+            f"the traceback under {ids}: journalctl -u stanchion-region | grep -e {ids.replace(', ', ' -e ')}"
+        )
+    for run in runs:
+        kind = " --testing" if run["type_name"] == "Testing" else ""
+        failed = [each["name"] for each in run["results"] if _has_failed(each)]
+        if failed and status.startswith("Failed"):
+            yield f"See what the scripts wrote: stanchion node output {name} {' '.join(failed[:3])}{kind}"
+    match status:
+        case "New":
+            yield f"Commission it: stanchion node commission {name}"
+        case "Commissioning" | "Testing" if not machine["last_heard"]:
+            yield "It was not heard of yet: it is to be switched on, and to boot from the network."
+        case "Failed commissioning":
+            yield f"When the cause is dealt with: stanchion node commission {name}"
+        case "Failed testing":
+            yield f"When the cause is dealt with: stanchion node test {name}, or stanchion node commission {name}"
+        case "Broken":
+            yield f"When it is mended: stanchion node mark-fixed {name}"
+
+
+def _read(client: Client, path: str, **query: str | None) -> Any:
+    try:
+        return client.get(path, **query)
+    except Refused as error:
+        if error.code == 404 and error.text:
+            raise CommandFailed(error.text.strip(), Status.NO) from error
+        raise
+
+
+def _results(client: Client, machine: Any) -> list[Any]:
+    """The runs that the machine's status is about: its last commissioning, and its last tests."""
+    current = (machine["current_commissioning_result_id"], machine["current_testing_result_id"])
+    if not any(current):
+        return []
+    runs = client.get(f"nodes/{machine['system_id']}/results/")
+    return sorted((run for run in runs if run["id"] in current), key=lambda run: str(run["type_name"]))
+
+
+def _show_machine(machine: Any) -> None:
+    status = machine["status_name"]
+    state = _STATES.get(status, "failed" if status.startswith("Failed") else status)
+    write(
+        f"{safe(machine['hostname'])} ({machine['system_id']}): {painted(state, text=status)} "
+        f"since {machine['status_changed']}"
+    )
+    disks = machine["physicalblockdevice_set"]
+    heard = machine["last_heard"] or "never"
+    if machine["last_heard"] and machine["heard"]:
+        heard += f": {machine['heard']}"
+    lines = {
+        "why": machine["status_message"],
+        "last heard": heard,
+        "hardware": ", ".join(
+            word
+            for word in (
+                machine["architecture"],
+                f"{machine['cpu_count']} CPUs" if machine["cpu_count"] else "",
+                memory(machine),
+                machine["boot_method"],
+            )
+            if word
+        ),
+        "disks": ", ".join(f"{disk['name']} ({size(disk['size'])})" for disk in disks),
+        "interfaces": ", ".join(f"{one['name']} ({one['mac_address']})" for one in machine["interface_set"]),
+        "addresses": ", ".join(machine["ip_addresses"]),
+        "tags": ", ".join(machine["tag_names"]),
+        "description": machine["description"],
+    }
+    for name, text in lines.items():
+        if text:
+            write(f"  {name:12} {safe(text)}")
+
+
+def _show_problems(machine: Any) -> None:
+    if not machine["problems"]:
+        return
+    write("\nSteps of the region's own that failed")
+    write_table(
+        ("STEP", "SCRIPT", "ERROR", "WHEN", "IN THE LOG UNDER"),
+        [
+            (each["step"], each["script"], f"{each['error_type']}: {each['error']}", each["occurred"],
+             each["correlation"])
+            for each in reversed(machine["problems"])
+        ],
+    )  # fmt: skip
+
+
+def _show_results(runs: Sequence[Any]) -> None:
+    for run in runs:
+        if not run["results"]:
+            continue
+        write(f"\n{run['type_name']}: {run['status_name'].lower()}")
+        write_table(
+            ("SCRIPT", "STATUS", "EXIT", "RUNTIME", "NOTE"),
+            [
+                (
+                    each["name"], each["status_name"], each["exit_status"], each.get("runtime") or "", _note(each),
+                )
+                for each in run["results"]
+            ],
+        )  # fmt: skip
+
+
+def _note(result: Any) -> str:
+    if result.get("warning"):
+        return str(result["warning"])
+    return "is being processed" if result.get("post_processing") == "pending" else ""
+
+
+def _show_advice(machine: Any, runs: Sequence[Any]) -> None:
+    lines = list(advice(machine, runs))
+    if lines:
+        write("\nWhat to do")
+        for line in lines:
+            write(f"  {safe(line)}")
+
+
+def _has_failed(result: Any) -> bool:
+    return str(result["status_name"]).startswith(_FAILED) or bool(result.get("warning"))
