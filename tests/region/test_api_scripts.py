@@ -125,6 +125,7 @@ class ScriptsTests(StoresTestCase):
         for method, path in (("GET", "a/"), ("GET", "a/?op=download"), ("PUT", "a/"), ("DELETE", "a/")):
             response = await self.ask(method, f"scripts/{path}")
             self.assertEqual((response.status, response.text), (404, "There is no script 'a'."))
+        self.assertEqual((await self.ask("GET", "scripts/%00/")).status, 404)
 
     async def test_a_built_in_script_is_not_changed(self) -> None:
         await self.database.transact(
@@ -253,7 +254,7 @@ class ResultsTests(StoresTestCase):
         for path in (
             "nodes/xxxxxx/results/", "nodes/abc123/results/9/", "nodes/abc124/results/2/",
             "nodes/abc123/results/current-testing/", "nodes/abc123/results/current-installation/",
-            "nodes/abc123/results/9/?op=download",
+            "nodes/abc123/results/9/?op=download", "nodes/%00/results/", "nodes/abc123/results/%00/",
         ):  # fmt: skip
             self.assertEqual((await self.ask("GET", path)).status, 404, path)
 

@@ -28,8 +28,8 @@ DEPTH: Final = 16
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _MARK: Final = re.compile(
-    rb"[ \t]*#[ \t]*-{2,}[ \t]*(?P<which>Start|End)[ \t]+MAAS[ \t]+(?P<version>[0-9]+\.[0-9]+)[ \t]+script[ \t]+"
-    rb"metadata[ \t]*-{2,}[ \t]*\r?\Z"
+    rb"[ \t]*#[ \t]*-{2,}[ \t]*(?P<which>Start|End)[ \t]+MAAS[ \t]+(?P<version>[0-9]+\.[0-9]+)[ \t]+"
+    rb"script metadata[ \t]*-{2,}[ \t]*\r?\Z"
 )
 
 
@@ -56,12 +56,10 @@ def embedded(content: bytes) -> dict[str, Any]:
 
 def _section(content: bytes) -> tuple[list[bytes], int] | None:
     """The lines of the section, and how many lines of the script come before them."""
-    if b"script metadata" not in content:
-        return None
     lines = content.split(b"\n")
     begun, versions = None, set()
     for number, line in enumerate(lines):
-        mark = _MARK.match(line)
+        mark = _MARK.match(line) if b"script metadata" in line else None
         if mark is None:
             continue
         version = mark["version"].decode()

@@ -210,7 +210,7 @@ def _complete(
 async def _node(transaction: Transaction, system_id: str) -> tuple[NodeName, Mapping[ResultType, int | None]]:
     row = await transaction.one(
         "SELECT id, system_id, hostname, commissioning_set_id, testing_set_id FROM node WHERE system_id = %s",
-        (system_id,),
+        (system_id.replace("\x00", "\ufffd"),),  # PostgreSQL has no text with NUL
     )
     if row is None:
         raise NoSuchNode(f"There is no node with the system id {system_id[:40]!r}.")

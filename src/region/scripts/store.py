@@ -280,6 +280,8 @@ async def add_version(transaction: Transaction, script_id: int, content: bytes, 
 
 
 async def _find(session: Database | Session | Transaction, name: str, strength: str = "") -> Script | None:
+    if "\x00" in name:
+        return None  # PostgreSQL has no text with that
     is_number = name.isascii() and name.isdigit() and len(name) < 19
     row = await session.one(
         f"SELECT {_SCRIPT} FROM script s WHERE {'s.id' if is_number else 's.name'} = %s {strength}",
