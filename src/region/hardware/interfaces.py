@@ -83,7 +83,7 @@ def read_interfaces(outputs: Mapping[str, bytes]) -> Interfaces:
         raise HookError("the script printed no network interfaces, as 'ip addr' or 'ip -json addr' do")
     if len(entries) > MAX_ENTRIES:
         raise HookError(
-            f"the script printed {len(entries)} network interfaces, of which at most {MAX_ENTRIES} are read"
+            f"the script printed more than {MAX_ENTRIES} network interfaces, which is more than can be read"
         )
     problems: list[str] = []
     found: list[Interface] = []

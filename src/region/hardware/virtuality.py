@@ -56,7 +56,8 @@ async def write_virtuality(transaction: Transaction, node: NodeName, virtuality:
             (TAG,),
         )
         await transaction.execute(
-            """INSERT INTO node_tag (node_id, tag_id) SELECT %s, id FROM tag WHERE name = %s AND definition = ''
+            """INSERT INTO node_tag (node_id, tag_id)
+               SELECT node.id, tag.id FROM node, tag WHERE node.id = %s AND tag.name = %s AND definition = ''
                ON CONFLICT DO NOTHING""",
             (node.id, TAG),
         )
