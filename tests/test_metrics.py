@@ -16,6 +16,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 import rack.service  # noqa: F401  # as below
+import region.commissioning.worker
 import region.service  # noqa: F401  # they define the metrics that no collector has
 from rack.inventory import Inventory
 from rack.metrics import RackMetrics

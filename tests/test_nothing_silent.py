@@ -84,6 +84,21 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "DatabaseUnavailable",
     ): "what has ended has no lock",
     ("src/region/commissioning/intake.py", "Intake._one", "TransactionRollbackError"): "stored again, or it is raised",
+    (
+        "src/region/commissioning/worker.py",
+        "Worker.wake",
+        "addErrback _not_claimed",
+    ): "cancelled by stopping, else said",
+    (
+        "src/region/commissioning/worker.py",
+        "Worker._begin",
+        "addErrback _did_not_work",
+    ): "cancelled by stopping, which hands it back; else logged",
+    (
+        "src/region/commissioning/worker.py",
+        "Worker._is_to_blame",
+        "DatabaseUnavailable, Error",
+    ): "whether the database is there is what was asked",
     ("src/region/database/pool.py", "_retried", "TransactionRollbackError"): "tried again, and the last one is raised",
     (
         "src/region/hardware/interfaces.py",

@@ -41,7 +41,7 @@ ANY_HOST: Final = "*"
 
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 
-_ALIVE: Final = f"heartbeat > clock_timestamp() - interval '{STALE_SECONDS:g} seconds'"
+ALIVE: Final = f"heartbeat > clock_timestamp() - interval '{STALE_SECONDS:g} seconds'"
 
 
 @frozen
@@ -255,13 +255,13 @@ class Processes:
         """Delete what is left of processes that died, and see which there are."""
 
         async def looking(transaction: Transaction) -> list[tuple[Any, ...]]:
-            for name, host, pid in await _delete(transaction, f"NOT {_ALIVE} AND id <> %(id)s", self._values):
+            for name, host, pid in await _delete(transaction, f"NOT {ALIVE} AND id <> %(id)s", self._values):
                 log.warn(
                     "Region process {name} (on {host}, pid {pid}) has not been heard of for {seconds:g} s; it is "
                     "struck off the list, with its links.",
                     name=name, host=host, pid=pid, seconds=STALE_SECONDS,
                 )  # fmt: skip
-            return await transaction.query(f"SELECT id::text, name, host, endpoint FROM region_process WHERE {_ALIVE}")
+            return await transaction.query(f"SELECT id::text, name, host, endpoint FROM region_process WHERE {ALIVE}")
 
         rows = await self._database.transact(looking)
         self._others = {identifier: (name, host, endpoint) for identifier, name, host, endpoint in rows}
@@ -300,7 +300,7 @@ class Processes:
             f"""
             SELECT system_id, last_disconnected, process::text, region_process.name, host, since, address
             FROM rack
-            LEFT JOIN (rack_connection JOIN region_process ON region_process.id = process AND {_ALIVE} AND id <> %s)
+            LEFT JOIN (rack_connection JOIN region_process ON region_process.id = process AND {ALIVE} AND id <> %s)
                 ON rack = system_id
             ORDER BY region_process.name, process
             """,

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+from uuid import uuid4
 
-from twisted.internet.defer import Deferred
+from attrs import evolve
+from psycopg2.extras import Json
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.task import Clock, deferLater
 
 from region.commissioning.intake import Intake
 from region.commissioning.signals import Signal, SignalStatus, Upload
+from region.commissioning.steps import Following, Steps
+from region.commissioning.steps import steps as steps_of
+from region.commissioning.worker import Worker
+from region.database import Database, Transaction
+from region.nodes.findings import Finding
 from region.nodes.statuses import NodeStatus, ResultType, ScriptStatus
 from region.nodes.values import NodeName
-from tests.database import DatabaseTestCase
+from rpc.events import Kind
+from tests.database import DatabaseTestCase, reactor
+
+T = TypeVar("T")
 
 COMMISSIONING_SCRIPTS = ("10-lshw", "20-block-devices", "30-network-interfaces")
 TESTING_SCRIPTS = ("smartctl-validate",)
@@ -130,3 +142,115 @@ class CommissioningTestCase(DatabaseTestCase):
         """All that storing can change, other than when a node was heard of."""
         tables = ("node", "script_set", "script_result", "late_result", "script_output", "signal", "processing")
         return [await self.database.query(f"SELECT * FROM {table} ORDER BY id") for table in tables]
+
+
+class FakeHook:
+    """Reads the output, and writes in the node's facts that it did."""
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+
+    def parse(self, outputs: Mapping[str, bytes], exit_status: int) -> Any:
+        """How long the output is."""
+        return {self.script: len(outputs["stdout"])}
+
+    async def apply(self, transaction: Transaction, node: NodeName, parsed: Any) -> Sequence[Finding]:
+        """Write that."""
+        await _add_facts(transaction, node, parsed)
+        return ()
+
+
+async def _add_facts(transaction: Transaction, node: NodeName, facts: Mapping[str, Any]) -> None:
+    await transaction.execute("UPDATE node SET facts = facts || %s WHERE id = %s", (Json(dict(facts)), node.id))
+
+
+async def fake_storage(transaction: Transaction, node: NodeName, layout: str) -> Sequence[Finding]:
+    """Counts how often it was done."""
+    await transaction.execute("UPDATE node SET storage_layout = storage_layout || %s WHERE id = %s", (layout, node.id))
+    return ()
+
+
+async def fake_networking(transaction: Transaction, node: NodeName) -> Sequence[Finding]:
+    """As above."""
+    await _add_facts(transaction, node, {"networking": True})
+    return ()
+
+
+async def fake_tags(node: NodeName) -> Sequence[Finding]:
+    """No tags."""
+    return ()
+
+
+def following(database: Database, **changes: Any) -> Following:
+    """What steps use, in fakes."""
+    hooks = {script: FakeHook(script) for script in COMMISSIONING_SCRIPTS}
+    usual = Following(database, run_now, hooks, fake_storage, fake_networking, fake_tags)
+    return evolve(usual, **changes)
+
+
+def run_now(function: Callable[..., T], /, *arguments: Any, **options: Any) -> Deferred[T]:
+    """A thread that has done it at once."""
+    return maybeDeferred(function, *arguments, **options)
+
+
+class WorkerTestCase(CommissioningTestCase):
+    """Has region processes ``self.process()``, and a clock of theirs that goes by while something is waited for."""
+
+    def setUp(self) -> Deferred[None]:  # type: ignore[override]  # as above
+        self.clock = Clock()
+        self.workers: list[Worker] = []
+        self.addCleanup(lambda: self.run_async(self.stop_all()))
+        return super().setUp()
+
+    async def stop_all(self) -> None:
+        for worker in self.workers:
+            await worker.stop()
+
+    async def process(self, steps: Steps | None = None, *, database: Database | None = None, **options: Any) -> Worker:
+        """A worker of a region process of its own, which has begun."""
+        worker = await self.idle_process(steps, database=database, **options)
+        worker.start()
+        return worker
+
+    async def idle_process(
+        self, steps: Steps | None = None, *, database: Database | None = None, **options: Any
+    ) -> Worker:
+        """A worker that has not begun."""
+        owner = str(uuid4())
+        await self.database.execute(
+            "INSERT INTO region_process (id, name, pid, host, directory, endpoint)"
+            " VALUES (%s, %s, 1, 'host', '/', 'host:1')",
+            (owner, owner[:8]),
+        )
+        table = steps_of(following(self.database)) if steps is None else steps
+        worker = Worker(database or self.database, self.clock, owner, table, **options)
+        self.workers.append(worker)
+        return worker
+
+    async def until(self, condition: Callable[[], Coroutine[Any, Any, object]], seconds: float = 0.1) -> None:
+        """Let time go by, each step ``seconds`` of the processes' clock, until ``condition`` gives something true."""
+        while not await condition():
+            self.clock.advance(seconds)
+            await deferLater(reactor, 0.002)
+
+    async def until_done(self, seconds: float = 0.1) -> None:
+        """Wait until nothing is queued."""
+
+        async def done() -> bool:
+            return await self.database.one("SELECT FROM processing LIMIT 1") is None
+
+        await self.until(done, seconds)
+
+    async def status_of(self, node: NodeName) -> NodeStatus:
+        """The status of a node."""
+        row = await self.database.one("SELECT status FROM node WHERE id = %s", (node.id,))
+        assert row is not None
+        return NodeStatus(row[0])
+
+    async def events_of(self, node: NodeName, kind: Kind) -> list[tuple[str, str]]:
+        """Description and correlation of the events of one kind, oldest first."""
+        rows = await self.database.query(
+            "SELECT description, correlation FROM event WHERE node = %s AND type = %s ORDER BY id",
+            (node.system_id, kind.type),
+        )
+        return [(description, correlation) for description, correlation in rows]

@@ -125,7 +125,7 @@ class IntakeTests(CommissioningTestCase):
         self.assertEqual(await self.outputs(self.results["10-lshw"]), [])
         expected = {"output": NOISE + b"\n", "stdout": NOISE, "stderr": b""}
         self.assertEqual(await self.outputs(self.results["10-lshw"], late=True), [expected])
-        self.assertEqual(await self.queued(), [])
+        self.assertEqual(await self.queued(), [("message", "10-lshw")])
 
     async def test_another_outcome_of_a_script_that_has_ended_is_kept_beside_the_first(self) -> None:
         await self.intake.signal(self.node, self.finished("10-lshw"))
@@ -140,7 +140,7 @@ class IntakeTests(CommissioningTestCase):
         self.assertEqual(await self.result("10-lshw", "status", "exit_status"), (3, None))
         self.assertEqual(await self.queued(), [("message", "10-lshw"), ("hook", "10-lshw")])
         [[payload]] = await self.database.query("SELECT payload FROM processing WHERE step = 'message'")
-        self.assertEqual(payload["kind"], "SCRIPT_RESULT_ERROR")
+        self.assertEqual(payload["kind"], "EXIT_STATUS_MISSING")
         self.assertIn("10-lshw had ended, but not with which exit status", payload["description"])
 
     async def test_a_status_only_moves_forward(self) -> None:
@@ -284,7 +284,7 @@ class IntakeTests(CommissioningTestCase):
             self.assertTrue((await self.intake.signal(self.node, signal, retired=True)).stop)
         await self.intake.message(self.node, MESSAGE, retired=True)
         self.assertEqual(await self.database.query("SELECT * FROM node_heartbeat"), [])
-        self.assertEqual(await self.queued(), [("message", None)])
+        self.assertEqual(await self.queued(), [("message", "20-block-devices"), ("message", None)])
         self.assertEqual(await self.result("20-block-devices"), ScriptStatus.PENDING)
         self.assertEqual(await self.outputs(earlier["20-block-devices"], late=True), [{"stdout": b"old"}])
 

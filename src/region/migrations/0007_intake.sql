@@ -187,7 +187,7 @@ BEGIN
             WHERE script = number;
             IF its_exit_status IS NULL AND its_status <> 'TIMEDOUT' THEN
                 PERFORM queue_event(
-                    the_node, target.script_set_id, target_id, 'SCRIPT_RESULT_ERROR',
+                    the_node, target.script_set_id, target_id, 'EXIT_STATUS_MISSING',
                     format('The node said that script %s had ended, but not with which exit status. It counts as '
                            'failed; its output was stored.', target.script_name)
                 );
@@ -212,6 +212,11 @@ BEGIN
             SELECT target_id, late, name, content FROM unnest(output_script, output_name, output_content)
                 AS output (script, name, content)
             WHERE script = number;
+            PERFORM queue_event(
+                the_node, target.script_set_id, target_id, 'LATE_OUTPUT',
+                format('What script %s came to arrived when its result was there already. It was stored beside that, '
+                       'as late.', target.script_name)
+            );
         END IF;
     END LOOP;
 
@@ -264,3 +269,6 @@ BEGIN
     END IF;
     RETURN true;
 END $$;
+
+-- What the step was to be done with: nothing that a node said is lost because it could not be processed.
+ALTER TABLE step_failure ADD COLUMN payload jsonb NOT NULL DEFAULT '{}';
