@@ -168,7 +168,7 @@ class InterfaceTests(HardwareTestCase):
             [ensureDeferred(self.interfaces(node, *found)) for node, found in zip(nodes, shared, strict=True)]
         )
         self.assertEqual([success for success, _ in done], [True, True], done)
-        findings = [finding for _, found in done for finding in found]  # type: ignore[union-attr]
+        findings = [finding for _, found in done for finding in found]
         self.assertEqual([finding.kind for finding in findings], [MAC_ADDRESS_TAKEN] * 2)
         self.assertEqual(await self.value("SELECT count(*) FROM interface"), 4)
 
@@ -178,7 +178,7 @@ class InterfaceTests(HardwareTestCase):
             """INSERT INTO interface (node_id, name, type, mac_address) VALUES
                (%(node)s, 'bond0', 'bond', %(mac)s), (%(node)s, 'eth1', 'vlan', %(mac)s)""",
             {"node": node.id, "mac": mac(1)},
-        )  # type: ignore[arg-type]
+        )
         findings = await self.interfaces(node, interface("eth0", 1), interface("eth1", 2))
         self.assertEqual(sorted(await self.interface_ids(node)), ["bond0", "eth0", "eth1", "eth1-020000000002"])
         self.assertIn("eth1 is kept as eth1-020000000002", findings[0].description)
