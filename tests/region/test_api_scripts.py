@@ -9,7 +9,7 @@ import tarfile
 from typing import Any
 
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -20,6 +20,7 @@ from region.scripts.downloads import as_tar, as_text, files_of
 from region.scripts.results import Result, Run
 from region.scripts.store import insert_script
 from region.scripts.values import ScriptFields
+from tests.examples import examples
 from tests.region.fakes import NOW
 from tests.region.test_api_images import StoresTestCase
 from tests.region.test_scripts_metadata import script
@@ -279,7 +280,7 @@ class PureTests(SynchronousTestCase):
             self.assertEqual({member.name: member.mode for member in tar}, dict.fromkeys(
                 ("f/a.1.yaml", "f/a.2.yaml", "f/b.yaml"), 0o644))  # fmt: skip
 
-    @settings(max_examples=60)
+    @examples(60)
     @given(st.lists(st.sampled_from(ScriptStatus), min_size=1, max_size=5))
     def test_a_run_has_ended_when_all_of_it_has(self, statuses: list[ScriptStatus]) -> None:
         found = run(*(result("a", number, status) for number, status in enumerate(statuses)))

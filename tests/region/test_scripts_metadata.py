@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 from attrs import astuple, fields_dict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -16,6 +16,7 @@ from region.scripts.checks import CONTENT_LIMIT, checked_script, timeout
 from region.scripts.metadata import LIMIT, embedded
 from region.scripts.parameters import fill
 from region.scripts.values import ScriptFields, ScriptInvalid
+from tests.examples import examples
 
 KINDS = ("storage", "interface", "runtime", "url", "string", "password", "choice", "boolean")
 
@@ -87,7 +88,7 @@ class EmbeddedTests(SynchronousTestCase):
         levels = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
         self.assertIn("anchors or aliases", self.refusal(script(*levels)))
 
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(
         st.dictionaries(
             st.text("abc_", min_size=1),
@@ -103,7 +104,7 @@ class EmbeddedTests(SynchronousTestCase):
         lines = yaml.safe_dump(value).splitlines() if value else []
         self.assertEqual(embedded(script(*lines)), value)
 
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     @given(st.binary(max_size=200))
     def test_bytes_are_read_or_refused(self, noise: bytes) -> None:
         section = b"# --- Start MAAS 1.0 script metadata ---\n#" + noise.replace(b"\n", b"\n#")
@@ -169,7 +170,7 @@ class CheckTests(SynchronousTestCase):
                 self.assertEqual(list(self.wrong(b"#!/bin/sh\n", **{name: value})), [name])
         self.assertEqual(self.wrong(title=[], timeout="x").keys(), {"title", "timeout"})
 
-    @settings(max_examples=150, deadline=None)
+    @examples(150)
     @given(
         st.sampled_from([*fields_dict(ScriptFields), "timeout", "type", "for_hardware"]),
         ANYTHING | st.fixed_dictionaries({"x": st.fixed_dictionaries({"type": st.sampled_from(KINDS)}, optional={
@@ -219,7 +220,7 @@ class CheckTests(SynchronousTestCase):
         error = self.assertRaises(ScriptInvalid, checked_script, content, {"name": "b"}, before)
         self.assertIn("keeps its name", str(error))
 
-    @settings(max_examples=60)
+    @examples(60)
     @given(st.integers(0, 300), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
     def test_a_time_out_may_be_written_in_many_ways(self, days: int, hours: int, minutes: int, seconds: int) -> None:
         wanted = ((days * 24 + hours) * 60 + minutes) * 60 + seconds

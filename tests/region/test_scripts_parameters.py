@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.scripts.parameters import ALL, Device, ParameterInvalid, check_definitions, expand, fill, unresolved
+from tests.examples import examples
 
 DISKS = [
     Device({"name": f"sd{letter}", "id_path": "", "model": "QEMU", "serial": f"S{letter}"}, tags)
@@ -117,7 +118,7 @@ class ExpandTests(SynchronousTestCase):
             self.assertEqual((one["t"]["value"], unresolved(one)), (1, ()))
             self.assertEqual(expand(one, {}), (one,))
 
-    @settings(max_examples=40)
+    @examples(40)
     @given(st.integers(0, 3), st.integers(0, 2))
     def test_there_is_one_for_each_combination(self, disks: int, interfaces: int) -> None:
         definitions = check_definitions({"s": {"type": "storage"}, "i": {"type": "interface"}})
