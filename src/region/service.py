@@ -30,22 +30,30 @@ from region.api.operations import Operation
 from region.api.routes import OPERATIONS
 from region.authority import Authority
 from region.authority_files import AuthorityError, load_keys
+from region.commissioning.intake import Intake
+from region.commissioning.steps import Following, steps
+from region.commissioning.worker import Worker
 from region.config import RegionConfig
 from region.database import Database, DatabaseUnavailable
 from region.database.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from region.database.migrations import MigrationError, migrate
 from region.events import EventCleaner, EventStore
+from region.hardware.hooks import HOOKS
 from region.images.importer import Importer
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
 from region.images.stream import StreamResource
 from region.keeping import Keeper
+from region.layouts.networking import networking
+from region.layouts.storage import storage
+from region.metadata.service import MetadataParts, MetadataResource, NodeTokens
 from region.metrics import RegionMetrics
 from region.nodes.monitor import Monitor
 from region.nodes.requests import NodeRequests
 from region.nodes.store import NodeStore
 from region.processes import Processes, endpoint_of
 from region.racks import RackRegistry, RackStore, watch
+from region.scripts.archive import NodeScripts
 from region.scripts.builtin import install as install_builtins
 from region.scripts.choose import choose
 from region.scripts.results import ResultStore
@@ -226,7 +234,8 @@ class RegionService(Service):
         REGISTRY.register(metrics)
         self._stops("the metrics", lambda: REGISTRY.unregister(metrics))
         evaluator = partial(Evaluator, reactor, config.commissioning.tag_timeout_seconds)
-        rebuilder = Rebuilder(database, Tagger(database, evaluator), evaluator, reactor)
+        tagger = Tagger(database, evaluator)
+        rebuilder = Rebuilder(database, tagger, evaluator, reactor)
         rebuilder.start()
         self._stops("evaluating tags", rebuilder.stop)
         keys = ApiKeyStore(database)
@@ -251,6 +260,24 @@ class RegionService(Service):
             scripts=ScriptStore(database, run_in_thread),
             results=ResultStore(database),
         )
+        worker = Worker(
+            database,
+            reactor,
+            processes.id,
+            steps(
+                Following(
+                    database, run_in_thread, HOOKS, storage, networking, tagger.evaluate_node,
+                    layout=config.commissioning.storage_layout,
+                )
+            ),
+        )  # fmt: skip
+        self._stops("doing what follows from signals", worker.stop)
+        metadata = MetadataParts(
+            NodeTokens(database),
+            Intake(database, HOOKS, worker.wake),
+            NodeScripts(database, run_in_thread),
+            run_in_thread,
+        )
         generations.subscribe(syncs.published)
         self._stops("the links with racks", registry.close)
         site = web.RegionSite(
@@ -258,6 +285,7 @@ class RegionService(Service):
                 Api(parts, authenticator, self._operations(database)).resource(),
                 StreamResource(generations, blobs, reactor),
                 Metrics(run_in_thread, metrics.refresh),
+                MetadataResource(metadata),
             ),
             reactor,
         )
@@ -282,6 +310,7 @@ class RegionService(Service):
         self._stops("looking at the authority's files", keeper.stop)
         rpc_port = listening.getHost().port  # type: ignore[attr-defined]  # a TCP address has one
         await processes.start(endpoint_of(config.rpc.advertise, config.rpc.listen, rpc_port))
+        worker.start()
         importer.start()
         self._stops("the importer", importer.stop)
         monitor = Monitor(database, reactor, config.commissioning)
