@@ -76,6 +76,8 @@ class TestLife(SynchronousTestCase):
             str(error),
             "A node that is 'Ready' cannot take 'tested'; it can take: commission, mark broken, test.",
         )
+        error = self.assertRaises(NotAllowed, next_status, S.COMMISSIONING, S.NEW, X.COMMISSION)
+        self.assertTrue(str(error).endswith("it can take: abort, mark broken."), str(error))
         error = self.assertRaises(NotAllowed, next_status, S.DEPLOYED, S.DEPLOYING, X.COMMISSION)
         self.assertIn("it can take: nothing", str(error))
 

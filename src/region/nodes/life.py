@@ -8,6 +8,7 @@ a deployment leads to have no way in or out here.
 from __future__ import annotations
 
 from enum import Enum
+from functools import cache
 from typing import Any, Final, Protocol
 
 from automat import NoTransition, TypeMachineBuilder
@@ -33,6 +34,10 @@ class Input(Enum):
     def label(self) -> str:
         """Its name in a sentence, as in ``mark broken``."""
         return self.value.replace("_", " ")
+
+
+REQUESTS: Final = frozenset({Input.COMMISSION, Input.TEST, Input.ABORT, Input.MARK_BROKEN, Input.MARK_FIXED})
+"""What people can ask for."""
 
 
 class Inputs(Protocol):
@@ -76,7 +81,9 @@ class NotAllowed(Exception):
         self.status = status
         self.input = given
         self.allowed = allowed
-        possible = ", ".join(sorted(each.label for each in allowed)) or "nothing"
+        # Somebody who asks is told what can be asked for, and not what else may happen.
+        said = allowed & REQUESTS if given in REQUESTS else allowed
+        possible = ", ".join(sorted(each.label for each in said)) or "nothing"
         super().__init__(f"A node that is {status.label!r} cannot take {given.label!r}; it can take: {possible}.")
 
 
@@ -181,6 +188,7 @@ def next_status(status: NodeStatus, previous: NodeStatus, given: Input) -> NodeS
         raise NotAllowed(status, given, allowed(status, previous)) from None
 
 
+@cache
 def allowed(status: NodeStatus, previous: NodeStatus) -> frozenset[Input]:
     """All that can happen to a node that is ``status`` and was ``previous`` before that."""
     return frozenset(each for each in Input if _takes(status, previous, each))

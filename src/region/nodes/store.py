@@ -10,12 +10,12 @@ from attrs import field, frozen
 
 from region.database import Database
 from region.nodes import tokens
-from region.nodes.life import Input, allowed
+from region.nodes.life import REQUESTS, Input, allowed
 from region.nodes.statuses import NodeStatus, ScriptStatus
 from region.nodes.tokens import NodeToken
 from region.nodes.values import NodeName
 
-PAGE: Final = 100
+PAGE: Final = 50
 """Nodes that are read at once, however many are wanted: so many are shown without holding up anything else."""
 
 
@@ -89,8 +89,8 @@ class Node:
 
     @property
     def allowed(self) -> frozenset[Input]:
-        """All that can happen to it now."""
-        return allowed(self.status, self.previous_status)
+        """All that people can ask for now."""
+        return allowed(self.status, self.previous_status) & REQUESTS
 
 
 @frozen
