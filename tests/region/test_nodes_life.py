@@ -15,14 +15,14 @@ EDGES: dict[tuple[S, S], dict[X, S]] = {
     (S.NEW, S.NEW): {X.COMMISSION: S.COMMISSIONING, X.MARK_BROKEN: S.BROKEN},
     (S.COMMISSIONING, S.NEW): {
         X.COMMISSIONED: S.READY, X.BEGIN_TESTING: S.TESTING, X.FAIL: S.FAILED_COMMISSIONING,
-        X.FAIL_COMMISSIONING: S.FAILED_COMMISSIONING, X.ABORT: S.NEW, X.MARK_BROKEN: S.BROKEN,
+        X.ABORT: S.NEW, X.MARK_BROKEN: S.BROKEN,
     },
     (S.FAILED_COMMISSIONING, S.COMMISSIONING): {
         X.COMMISSION: S.COMMISSIONING, X.TEST: S.TESTING, X.MARK_BROKEN: S.BROKEN,
     },
     (S.READY, S.COMMISSIONING): {X.COMMISSION: S.COMMISSIONING, X.TEST: S.TESTING, X.MARK_BROKEN: S.BROKEN},
     (S.TESTING, S.COMMISSIONING): {
-        X.TESTED: S.READY, X.FAIL: S.FAILED_TESTING, X.FAIL_COMMISSIONING: S.FAILED_COMMISSIONING, X.ABORT: S.NEW,
+        X.TESTED: S.READY, X.FAIL: S.FAILED_TESTING, X.ABORT: S.NEW,
         X.MARK_BROKEN: S.BROKEN,
     },
     (S.TESTING, S.READY): {
@@ -99,7 +99,7 @@ class TestLife(SynchronousTestCase):
             status, previous = next_status(status, previous, each), status
             if each in (X.COMMISSIONED, X.BEGIN_TESTING):
                 commissioned = True
-            elif each in (X.COMMISSION, X.FAIL_COMMISSIONING):
+            elif each is X.COMMISSION:
                 commissioned = False
             self.assertTrue(commissioned or status is not S.READY, inputs)
             self.assertTrue(status not in BUSY or X.ABORT in allowed(status, previous))

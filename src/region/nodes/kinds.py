@@ -24,11 +24,6 @@ NODE_INSTALL_EVENT: Final = Kind("Node installation", Level.DEBUG)
 NODE_INSTALL_EVENT_FAILED: Final = Kind("Node installation failure", Level.ERROR)
 NODE_POST_INSTALL_EVENT_FAILED: Final = Kind("Node post-installation failure", Level.ERROR)
 
-# How far its scripts are.
-GATHERING_INFO: Final = Kind("Gathering information", Level.INFO)
-RUNNING_TEST: Final = Kind("Running test", Level.INFO)
-SCRIPT_DID_NOT_COMPLETE: Final = Kind("Script", Level.INFO)
-
 # What the region made of what came.
 SCRIPT_RESULT_ERROR: Final = Kind("Script result lookup or storage error", Level.ERROR)
 

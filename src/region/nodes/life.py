@@ -22,7 +22,6 @@ class Input(Enum):
     COMMISSION = "commission"
     COMMISSIONED = "commissioned"
     BEGIN_TESTING = "begin_testing"
-    FAIL_COMMISSIONING = "fail_commissioning"
     FAIL = "fail"
     TEST = "test"
     TESTED = "tested"
@@ -51,9 +50,6 @@ class Inputs(Protocol):
 
     def begin_testing(self) -> NodeStatus:
         """Its commissioning ended well, and tests are to follow."""
-
-    def fail_commissioning(self) -> NodeStatus:
-        """Its commissioning failed; also when that is found while its tests run."""
 
     def fail(self) -> NodeStatus:
         """What is being done with it failed."""
@@ -110,7 +106,6 @@ _new.upon(Inputs.mark_broken).to(_broken).returns(NodeStatus.BROKEN)
 
 _commissioning.upon(Inputs.commissioned).to(_ready).returns(NodeStatus.READY)
 _commissioning.upon(Inputs.begin_testing).to(_testing_commissioned).returns(NodeStatus.TESTING)
-_commissioning.upon(Inputs.fail_commissioning).to(_failed_commissioning).returns(NodeStatus.FAILED_COMMISSIONING)
 _commissioning.upon(Inputs.fail).to(_failed_commissioning).returns(NodeStatus.FAILED_COMMISSIONING)
 # What is known of it may be half of the old and half of the new, so it is as good as new.
 _commissioning.upon(Inputs.abort).to(_new).returns(NodeStatus.NEW)
@@ -126,7 +121,6 @@ _ready.upon(Inputs.mark_broken).to(_broken_commissioned).returns(NodeStatus.BROK
 
 _testing_commissioned.upon(Inputs.tested).to(_ready).returns(NodeStatus.READY)
 _testing_commissioned.upon(Inputs.fail).to(_failed_testing).returns(NodeStatus.FAILED_TESTING)
-_testing_commissioned.upon(Inputs.fail_commissioning).to(_failed_commissioning).returns(NodeStatus.FAILED_COMMISSIONING)
 _testing_commissioned.upon(Inputs.abort).to(_new).returns(NodeStatus.NEW)
 _testing_commissioned.upon(Inputs.mark_broken).to(_broken).returns(NodeStatus.BROKEN)
 

@@ -19,8 +19,6 @@ from region.nodes.statuses import UNFINISHED, NodeStatus, ResultType, ScriptStat
 from region.nodes.values import NodeName
 from rpc.events import Kind
 
-_FAILURES: Final = frozenset({Input.FAIL, Input.FAIL_COMMISSIONING})
-
 _REQUESTS: Final = {
     (Input.COMMISSION, None): kinds.REQUEST_NODE_START_COMMISSIONING,
     (Input.TEST, None): kinds.REQUEST_NODE_START_TESTING,
@@ -152,7 +150,7 @@ def _events(given: Input, before: NodeStatus, after: NodeStatus, reason: str, us
         kind = _REQUESTS.get((given, before)) or _REQUESTS.get((given, None))
         if kind is not None:
             told.append(Told(kind, f"({username})" + (f" - {reason}" if reason else "")))
-    if given in _FAILURES:
+    if given is Input.FAIL:
         told.append(Told(kinds.REQUEST_NODE_MARK_FAILED_SYSTEM, reason or f"No reason was given for {after.label!r}."))
     if before is not after:
         told.append(Told(kinds.NODE_CHANGED_STATUS, f"From {before.label!r} to {after.label!r}"))
