@@ -265,9 +265,9 @@ class ListTests(MachinesTestCase):
         await self.database.execute(
             """INSERT INTO node (system_id, hostname, architecture)
                SELECT lpad(n::text, 6, 'a'), 'node-' || n, 'amd64/generic' FROM generate_series(1, %s) AS n""",
-            (2 * PAGE + 5,),
+            (4 * PAGE + 5,),
         )
-        self.assertEqual(len(await self.names("")), 2 * PAGE + 5)
+        self.assertEqual(len(await self.names("")), 4 * PAGE + 5)
         self.assertEqual(len(await self.names("limit=150")), 150)
         seen: list[str] = []
         path = "machines/?limit=80&status=new&status=ready"
@@ -276,7 +276,7 @@ class ListTests(MachinesTestCase):
             seen += [each["hostname"] for each in response.json]
             link = response.headers["Link"]
             path = link and link[1 : link.index(">")].removeprefix("http://region.example.com:5240")
-        self.assertEqual(seen, [f"node-{n}" for n in range(1, 2 * PAGE + 6)])
+        self.assertEqual(seen, [f"node-{n}" for n in range(1, 4 * PAGE + 6)])
         self.assertIsNone(link)
 
     async def test_secrets_are_not_in_what_everybody_reads(self) -> None:
