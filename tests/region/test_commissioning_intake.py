@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.commissioning.intake import FINAL, SignalRefused, UnknownNode, UnknownResult, comes_to, is_beat
@@ -14,6 +15,7 @@ from region.commissioning.signals import MessageFile, Signal, SignalStatus, Stat
 from region.database import Transaction
 from region.nodes.statuses import ScriptStatus
 from region.nodes.values import NodeName, Standing
+from tests.database import reactor
 from tests.region.commissioning import NOISE, CommissioningTestCase
 
 OUTPUT = (Upload("10-lshw", {"stdout": b"out"}),)
@@ -337,10 +339,32 @@ class IntakeTests(CommissioningTestCase):
             await transaction.query("SELECT lock_signals(%s)", (self.node.id,))
             waiting.append(Deferred.fromCoroutine(self.intake.signal(self.node, Signal(SignalStatus.OK))))
             await self.intake.signal(other, Signal(SignalStatus.OK))
+            await self.until_locked_out()
             self.assertFalse(waiting[0].called)
 
         await self.database.transact(holding)
         await waiting[0]
+
+    async def until_locked_out(self) -> None:
+        """Wait until some statement waits for a lock."""
+        while not await self.database.query("SELECT FROM pg_locks WHERE NOT granted"):
+            await deferLater(reactor, 0.002)
+
+    async def test_a_run_that_is_ended_at_the_same_moment_keeps_its_end_and_the_output_is_late(self) -> None:
+        waiting: list[Deferred[Standing]] = []
+
+        async def ending(transaction: Transaction) -> None:
+            await transaction.execute("UPDATE script_result SET status = %s, ended = now()", (ScriptStatus.ABORTED,))
+            await transaction.execute("UPDATE script_set SET ended = now()")
+            waiting.append(Deferred.fromCoroutine(self.intake.signal(self.node, self.finished("10-lshw"))))
+            await self.until_locked_out()
+
+        await self.intake.ping(self.node, "booted")
+        await self.database.transact(ending)
+        await waiting[0]
+        self.assertEqual(await self.result("10-lshw"), ScriptStatus.ABORTED)
+        self.assertEqual(await self.outputs(self.results["10-lshw"]), [])
+        self.assertEqual(len(await self.outputs(self.results["10-lshw"], late=True)), 1)
 
 
 MESSAGE = StatusMessage(

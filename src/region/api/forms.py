@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 
 from attrs import frozen
 
+from region.api.multipart import cut
 from region.api.operations import BadRequest
 
 FIELDS: Final = 1000
@@ -80,6 +81,18 @@ def _pairs(data: bytes, where: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def _multipart(content_type: str, body: bytes) -> Form:
+    plain = cut(content_type, body)
+    if plain is None:
+        return _mail(content_type, body)
+    _require_few(len(plain))
+    fields: dict[str, list[Value]] = defaultdict(list)
+    for each in plain:
+        fields[each.name].append(FileValue(each.data) if each.is_file else _text_or_file(each.data))
+    return {name: tuple(values) for name, values in fields.items()}
+
+
+def _mail(content_type: str, body: bytes) -> Form:
+    """As :func:`_multipart`, of any body that a parser of mail understands."""
     head = f"Content-Type: {content_type}\r\n\r\n".encode("utf-8", "replace")
     message = BytesParser(policy=HTTP).parsebytes(head + body)
     if not message.is_multipart() or message.defects:
@@ -107,6 +120,10 @@ def _part_value(part: Message, data: bytes) -> Value:
     """A file if it says so, or if it must be one: libmaas sends bytes without a file name."""
     if part.get_filename() is not None or part.get_content_type() == "application/octet-stream":
         return FileValue(data)
+    return _text_or_file(data)
+
+
+def _text_or_file(data: bytes) -> Value:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
