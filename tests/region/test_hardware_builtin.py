@@ -42,8 +42,12 @@ class BuiltinTests(SynchronousTestCase):
 
     def run_script(self, name: str, *, path: str | None = None, **environment: str) -> Ended:
         """Run it as the runner would; with our tools before those of ``path``, by default the machine's own."""
+        return self.run_file(script(name), path=path, **environment)
+
+    def run_file(self, file: Path, *, path: str | None = None, **environment: str) -> Ended:
+        """As :meth:`run_script`, any file."""
         path = os.environ["PATH"] if path is None else path
-        command = [sys.executable, str(script(name))] if is_python(script(name)) else [str(script(name))]
+        command = [sys.executable, str(file)] if is_python(file) else [str(file)]
         return subprocess.run(
             command, env={"PATH": f"{self.bin}:{path}".rstrip(":"), **environment}, stdin=subprocess.DEVNULL,
             capture_output=True, timeout=60, check=False,
@@ -204,6 +208,40 @@ class OtherMachineTests(BuiltinTests):
         self.assertIn(b"Cannot open netlink socket", ended.stderr)
         self.assertIn(b"so the network interfaces are not known", ended.stderr)
 
+    def test_interfaces_that_are_down_are_up_while_their_carrier_is_looked_at(self) -> None:
+        net = self.bin / "net"
+        for name, flags, carrier in (("up", "0x1003", "1"), ("cable", "0x1002", None), ("loose", "0x1002", None)):
+            (net / name / "device").mkdir(parents=True)
+            (net / name / "flags").write_text(flags)
+            if carrier is not None:
+                (net / name / "carrier").write_text(carrier)
+        (net / "bridge").mkdir()
+        (net / "bridge" / "flags").write_text("0x1002")
+        listed = ", ".join(
+            f'{{"ifname": "{name}", "address": "02:00:00:00:00:0{n}", "flags": []}}'
+            for n, name in enumerate(("up", "cable", "loose", "bridge"))
+        )
+        self.tool(
+            "ip",
+            f"""case "$5" in
+                up) echo "$4 up" >> {self.bin}/log; [ "$4" = cable ]; echo $((!$?)) > {net}/$4/carrier ;;
+                down) echo "$4 down" >> {self.bin}/log ;;
+                *) echo '[{listed}]' ;;
+            esac""",
+        )
+        content = script("30-network-interfaces").read_text()
+        content = content.replace('NET = "/sys/class/net"', f'NET = "{net}"').replace(
+            "CARRIER_SECONDS = 8", "CARRIER_SECONDS = 0.3"
+        )
+        (self.bin / "copy").write_text(content)
+        found = self.parse("30-network-interfaces", self.run_file(self.bin / "copy"))
+        self.assertEqual(
+            [(one.name, one.connected) for one in found.found], [("up", True), ("cable", True), ("loose", False)]
+        )
+        self.assertEqual(
+            (self.bin / "log").read_text().split("\n"), ["cable up", "loose up", "cable down", "loose down", ""]
+        )
+
     def test_udev_tells_what_a_disk_is_called(self) -> None:
         says = ("ID_SERIAL_SHORT=S1", "ID_MODEL_ENC='A\\x20model\\x20\\x20'", "ID_PATH=pci-1", "ID_WWN=0x5")
         self.tool("udevadm", "".join(f"echo {one}\n" for one in says))
@@ -225,7 +263,7 @@ class OtherMachineTests(BuiltinTests):
 
     def neighbours(self, **tools: str) -> tuple[list[str], str]:
         """Their interfaces, and what the script says."""
-        for name, text in tools.items():
+        for name, text in {"ip": "echo 'not in a test' >&2; exit 1", **tools}.items():
             self.tool(name, text)
         ended = self.run_script("40-lldp", LLDP_LISTEN_SECONDS="0")
         found = self.parse("40-lldp", ended).found
