@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 from twisted.internet.defer import DeferredList, ensureDeferred
@@ -15,6 +16,7 @@ from region.nodes.kinds import HARDWARE_CHANGED, HARDWARE_NOT_USED, MAC_ADDRESS_
 from region.nodes.values import NodeName
 from rpc.events import MAX_DESCRIPTION
 from tests.database import DatabaseTestCase
+from tests.examples import SOAK
 
 GB = 10**9
 
@@ -304,6 +306,62 @@ class DiskTests(HardwareTestCase):
         for name in ("alpha", "beta"):
             self.assertEqual(await self.disks(await self.make_node(name), disk("sda", "A")), [])
         self.assertEqual(await self.value("SELECT count(*) FROM block_device"), 2)
+
+
+class AnyChangeTests(HardwareTestCase):
+    """Whatever is found one time after another, at two nodes."""
+
+    rounds = 25 * SOAK
+    timeout = 30 * SOAK
+
+    def setUp(self) -> Any:
+        self.random = Random(20260901)
+        return super().setUp()
+
+    async def test_any_interfaces_after_any_others_are_written(self) -> None:
+        nodes = [await self.make_node("alpha"), await self.make_node("beta")]
+        for _ in range(self.rounds):
+            node = self.random.choice(nodes)
+            names, macs = self.random.sample(range(6), k=5), self.random.sample(range(6), k=5)
+            found = list(zip(names, macs, strict=True))[: self.random.randint(1, 5)]
+            before = {mac: id_ for id_, mac in await self.database.query("SELECT id, mac_address FROM interface")}
+            theirs = {
+                mac
+                for (mac,) in await self.database.query(
+                    "SELECT mac_address FROM interface WHERE node_id <> %s", (node.id,)
+                )
+            }
+            findings = await self.interfaces(node, *(interface(f"eth{name}", number) for name, number in found))
+            rows = await self.database.query(
+                "SELECT name, mac_address, id FROM interface WHERE node_id = %s", (node.id,)
+            )
+            free = {(f"eth{name}", mac(number)) for name, number in found if mac(number) not in theirs}
+            self.assertEqual({row[:2] for row in rows}, free)
+            self.assertEqual(sum(finding.kind == MAC_ADDRESS_TAKEN for finding in findings), len(found) - len(free))
+            for _, address, id_ in rows:
+                self.assertEqual(id_, before.get(address, id_), "an interface that was known has another row")
+
+    async def test_any_disks_after_any_others_are_written(self) -> None:
+        node = await self.make_node()
+        for _ in range(self.rounds):
+            found = [
+                disk(
+                    f"sd{letter}", self.random.choice(["", "A", "B", "C"]), wwn=self.random.choice(["", "w1", "w2"]),
+                    id_path=self.random.choice(["", "p1", "p2"]), size=self.random.choice([1, 2]) * 500 * GB,
+                )
+                for letter in self.random.sample("abcde", k=self.random.randint(0, 5))
+            ]  # fmt: skip
+            expected = (
+                HOOKS["20-block-devices"].parse({"stdout": json.dumps({"blockdevices": found}).encode()}, 0).found
+            )
+            before = dict(await self.database.query("SELECT identity, id FROM block_device"))
+            await self.disks(node, *found)
+            rows = await self.database.query("SELECT name, identity, serial, size, id FROM block_device")
+            self.assertEqual(
+                {row[:4] for row in rows}, {(one.name, one.identity, one.serial, one.size) for one in expected}
+            )
+            for _, identity, _, _, id_ in rows:
+                self.assertEqual(id_, before.get(identity, id_), "a disk that was known has another row")
 
 
 class OtherTests(HardwareTestCase):
