@@ -152,6 +152,7 @@ class Rebuilder:
                 for tag in tags:
                     if tag.position == tags[0].position:
                         await finish(self._database, tag)
+                        self._failed.pop((tag.id, tag.generation), None)
                         log.info("Tag {tag} is evaluated on all nodes", tag=tag.name, generation=tag.generation)
         finally:
             await evaluator.close()
