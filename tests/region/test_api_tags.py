@@ -72,6 +72,11 @@ class TagsTests(DatabaseTestCase):
             response = await self.ask("POST", "tags/", **form(**fields))
             self.assertEqual((response.status, list(response.json)), (400, [name]), response.text)
             self.assertIn(said, response.json[name][0])
+        for path in ("tags/%00/", "tags/a%2Fb/", "tags/%F0%9F%98%80/", "tags/" + "x" * 300 + "/"):
+            for method in ("GET", "PUT", "DELETE"):
+                self.assertEqual((await self.ask(method, path)).status, 404, (method, path))
+        surrogate = {"body": b'{"add": "\\ud800"}', "Content_Type": "application/json"}
+        self.assertEqual((await self.ask("POST", "tags/taken/?op=update_nodes", **surrogate)).status, 400)
         surrogate = {"body": b'{"name": "a", "comment": "\\ud800"}', "Content_Type": "application/json"}
         self.assertEqual((await self.ask("POST", "tags/", **surrogate)).status, 400)
 

@@ -70,8 +70,7 @@ class MergingTests(SynchronousTestCase):
         for bad, reason in {
             b"<list>": "no XML: Premature end",
             b"lshw: not found": "no XML",
-            b"<a>\xff\xfe</a>": "no XML",
-            b"<a>\x00</a>": "no XML",
+            b"\xff\xfe\x00": "no XML",
             b"<a>" * 5000 + b"</a>" * 5000: "Excessive depth",
             b'<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>': "document type declaration",
             b'<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>': "document type declaration",
@@ -82,6 +81,15 @@ class MergingTests(SynchronousTestCase):
             self.assertTrue(evaluate("//lldp:interface", document), bad)
         document, problems = merge({"lshw": LSHW, "lldp": b"none"})
         self.assertEqual((list(problems), evaluate("//node", document)), (["lldp"], True))
+
+    def test_what_firmware_writes_does_not_spoil_a_document(self) -> None:
+        serial = b"\x01\xff\x00S3"
+        declared = b'warning: be root\n<?xml version="1.0" encoding="ISO-8859-1"?>\n'
+        document, problems = merge(
+            {"lshw": declared + b"<list><node><serial>" + serial + "é</serial></node></list>".encode()}
+        )
+        self.assertEqual(problems, {})
+        self.assertTrue(evaluate("//serial = '\ufffd\ufffd\ufffdS3é'", document))
 
     def test_nothing_is_no_document_and_no_problem(self) -> None:
         _, problems = merge({"lshw": b" \n", "lldp": b""})

@@ -23,6 +23,7 @@ SOURCES: Final = ("lshw", "lldp")
 
 NAMESPACES: Final = {name: name for name in SOURCES}
 
+_NOT_XML: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _LITERAL: Final = re.compile(r""""[^"]*"|'[^']*'""")
 _PREFIX: Final = re.compile(r"([^\W\d][\w.-]*):(?!:)")
 _CALLED: Final = re.compile(r"([^\W\d][\w.-]*)\s*\(")
@@ -69,12 +70,15 @@ def merge(documents: Mapping[str, bytes]) -> tuple[Any, Mapping[str, str]]:
 
 
 def _parse(data: bytes) -> Any:
+    """The root of what the hooks (:mod:`region.hardware.documents`) would read too: a document in UTF-8, in which
+    characters that XML does not have, which firmware is fond of, become U+FFFD."""
+    text = _NOT_XML.sub("\ufffd", data.decode("utf-8", "replace"))
     # A parser is good for one document; nothing outside of it is ever read, and no entity replaced.
     parser = etree.XMLParser(
-        resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, huge_tree=False,
-        remove_comments=True, remove_pis=True,
+        encoding="utf-8", resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False,
+        huge_tree=False, remove_comments=True, remove_pis=True,
     )  # fmt: skip
-    root = etree.fromstring(data.strip(), parser)
+    root = etree.fromstring(text[max(text.find("<"), 0) :].strip().encode(), parser)
     if root.getroottree().docinfo.doctype:
         raise ValueError("it has a document type declaration, which neither lshw nor lldp writes")
     return root

@@ -152,6 +152,7 @@ class Rebuilder:
                 for tag in tags:
                     if tag.position == tags[0].position:
                         await finish(self._database, tag)
+                        self._failed.pop((tag.id, tag.generation), None)
                         log.info("Tag {tag} is evaluated on all nodes", tag=tag.name, generation=tag.generation)
         finally:
             await evaluator.close()
@@ -170,10 +171,16 @@ class Rebuilder:
                     if self._fails_for_good(tag, evaluated):
                         remaining.remove(tag)
                         await self._give_up(tag, node, evaluated)
+                if evaluated.problems:
+                    # That took long, and is not to be done again by whoever comes next.
+                    await self._advance(remaining, done)
         finally:
             # Also when a node could not be evaluated: those before it were.
-            for tag in remaining:
-                await advance(self._database, tag, done)
+            await self._advance(remaining, done)
+
+    async def _advance(self, tags: Sequence[Tag], position: int) -> None:
+        for tag in tags:
+            await advance(self._database, tag, position)
 
     async def _one(self, node: NodeName, tags: Sequence[Tag], evaluator: Evaluator) -> Evaluated:
         try:

@@ -87,7 +87,7 @@ class TagStore:
 
         :raises NoSuchTag: if there is none.
         """
-        return _there(await self._database.one(f"SELECT {_COLUMNS} FROM tag WHERE name = %s", (name,)), name)
+        return _there(await self._database.one(f"SELECT {_COLUMNS} FROM tag WHERE name = %s", (_named(name),)), name)
 
     async def create(self, name: str, *, definition: str = "", comment: str = "", kernel_opts: str = "") -> Tag:
         """Add a tag; one with a definition is evaluated on all nodes.
@@ -116,10 +116,11 @@ class TagStore:
         :raises TagInvalid: if a field cannot be as given.
         :raises NoSuchTag: if there is none.
         """
+        key = _named(name)
         values = await self._checked(**changes)
 
         async def change(transaction: Transaction) -> Tag:
-            row = await transaction.one(f"SELECT {_COLUMNS} FROM tag WHERE name = %s FOR NO KEY UPDATE", (name,))
+            row = await transaction.one(f"SELECT {_COLUMNS} FROM tag WHERE name = %s FOR NO KEY UPDATE", (key,))
             before = _there(row, name)
             wanted = {field: values.get(field, getattr(before, field)) for field in _FIELDS}
             redefined = wanted["definition"] != before.definition
@@ -137,7 +138,7 @@ class TagStore:
 
         :raises NoSuchTag: if there is none.
         """
-        if not await self._database.execute("DELETE FROM tag WHERE name = %s", (name,)):
+        if not await self._database.execute("DELETE FROM tag WHERE name = %s", (_named(name),)):
             raise _no_such(name)
 
     async def rebuild(self, name: str) -> Tag:
@@ -146,9 +147,10 @@ class TagStore:
         :raises TagConflict: if it has no definition.
         :raises NoSuchTag: if there is none.
         """
+        key = _named(name)
 
         async def change(transaction: Transaction) -> Tag:
-            row = await transaction.one(f"SELECT {_COLUMNS} FROM tag WHERE name = %s FOR NO KEY UPDATE", (name,))
+            row = await transaction.one(f"SELECT {_COLUMNS} FROM tag WHERE name = %s FOR NO KEY UPDATE", (key,))
             tag = _there(row, name)
             if not tag.is_automatic:
                 raise TagConflict(f"tag {name!r} has no definition that could be evaluated: people say which nodes "
@@ -184,16 +186,18 @@ class TagStore:
         :raises TagInvalid: if there is no such node, or one is in both.
         :raises NoSuchTag: if there is no such tag.
         """
+        key = _named(name)
         if both := sorted(set(add) & set(remove)):
             raise TagInvalid("remove", f"{both[0]!r} is both to be added and to be removed.")
 
         async def change(transaction: Transaction) -> tuple[int, int]:
-            wanted = sorted({*add, *remove})
+            # What is no text in the database is not looked for there.
+            wanted = sorted(one for one in {*add, *remove} if one.isascii() and "\x00" not in one)
             rows = await transaction.query(
                 "SELECT system_id, id FROM node WHERE system_id = ANY(%s) ORDER BY id FOR KEY SHARE", (wanted,)
             )
             ids = dict(rows)
-            row = await transaction.one(f"SELECT {_COLUMNS} FROM tag WHERE name = %s FOR SHARE", (name,))
+            row = await transaction.one(f"SELECT {_COLUMNS} FROM tag WHERE name = %s FOR SHARE", (key,))
             tag = _there(row, name)
             if definition is not None and definition != tag.definition:
                 raise TagConflict(
@@ -320,6 +324,13 @@ def _there(row: tuple[Any, ...] | None, name: str) -> Tag:
     if row is None:
         raise _no_such(name)
     return Tag(*row)
+
+
+def _named(name: str) -> str:
+    """The name, to be looked for; it may be anything, also what the database cannot be asked for."""
+    if not _NAME.match(name):
+        raise _no_such(name)
+    return name
 
 
 def _no_such(name: str) -> NoSuchTag:
