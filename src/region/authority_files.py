@@ -157,9 +157,17 @@ def _guarded(directory: Path) -> Iterator[None]:
 
 
 def _end_interrupted_change(directory: Path) -> None:
-    """Rename ``next.crt`` if only ``next.key`` was renamed. A key without a certificate is what a beginning left."""
+    """Rename ``next.crt`` if only ``next.key`` was renamed; remove both if they are the present authority's. A key
+    without a certificate is what a beginning left."""
     certificate, key = directory / "next.crt", directory / "next.key"
-    if not certificate.exists() or key.exists():
+    if not certificate.exists():
+        return
+    if key.exists():
+        authority = directory / "ca.crt"
+        if authority.exists() and authority.read_bytes() == certificate.read_bytes():
+            # The files of a change that was finished elsewhere were copied over those of the same change under way.
+            key.unlink()
+            certificate.unlink()
         return
     load_credentials(Credentials((directory / "ca.key").read_bytes(), certificate.read_bytes()))
     certificate.rename(directory / "ca.crt")

@@ -110,6 +110,18 @@ class FileTests(SynchronousTestCase):
     def finish(self) -> Keys:
         return finish_change(self.directory, "test", NOW)
 
+    def test_a_finished_change_that_is_copied_over_one_under_way_is_finished_there_too(self) -> None:
+        # As an operator does for a region process on another host, with a program that copies and deletes nothing.
+        self.load()
+        self.begin()
+        other = self.directory.parent / "other"
+        shutil.copytree(self.directory, other)
+        finished = self.finish()
+        shutil.copytree(self.directory, other, dirs_exist_ok=True)
+        self.assertEqual(load_keys(other, "test", NOW), finished)
+        self.assertEqual(finished.authorities, [fingerprint(finished.ca.certificate)])
+        self.assertEqual([path.name for path in other.glob("next.*")], [])
+
     def test_while_the_authority_is_changed_both_are_trusted_and_the_next_one_issues(self) -> None:
         before = self.load()
         keys, made = begin_change(self.directory, "test", NOW)
