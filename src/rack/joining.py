@@ -124,7 +124,6 @@ def _in_reactor(region: str, token: JoinToken, name: str) -> Identity:
 
     def end(result: Identity | Failure) -> None:
         ends.append(result)
-        # The link closes in order first: it ends in two seconds at the latest.
         reactor.callLater(0, reactor.stop)
 
     reactor.callWhenRunning(begin)

@@ -16,7 +16,9 @@ from typing import Any, Final, Protocol
 import psycopg2.errors
 from attrs import evolve, field, frozen
 from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from region.database import DatabaseUnavailable
 from region.database.pool import Database, Transaction
@@ -28,6 +30,9 @@ log = Logger()
 
 CHANNEL: Final = "stanchion_rack"
 """The NOTIFY channel that says that a rack was enrolled, revoked, renamed or forgotten."""
+
+REFRESH_AGAIN_SECONDS: Final = 2.0
+"""How long after a failure to read the racks that is tried again."""
 
 NAME_RULE: Final = "use letters, digits, '-' and '.', at most 64"
 
@@ -345,9 +350,12 @@ class RackRegistry:
         if self._links.get(system_id) is not link:
             return
         self._forget(system_id)
-        self._change(system_id, last_disconnected=self._now())
+        ended = self._now()
+        self._change(system_id, last_disconnected=ended)
         async with self._order:
             await self.store.disconnected(system_id)
+            # A reading of the table that was under way has put back what was there before.
+            self._change(system_id, last_disconnected=ended)
 
     async def report(
         self, system_id: str, generation: int | None, digest: str | None, state: str, progress: Mapping[str, Any]
@@ -383,11 +391,25 @@ class RackRegistry:
             self._racks = {**self._racks, system_id: evolve(self._racks[system_id], **changes)}
 
 
-def watch(registry: RackRegistry, database: Database) -> None:
-    """Refresh ``registry`` whenever any region process changes the set of racks."""
+def watch(registry: RackRegistry, database: Database, clock: IReactorTime) -> None:
+    """Refresh ``registry`` whenever any region process changes the set of racks, and again until that succeeds: a rack
+    that was revoked must not stay linked because the database did not answer in that moment."""
+    again: list[IDelayedCall] = []
 
     def changed(payload: str) -> None:
         refreshing = Deferred.fromCoroutine(registry.refresh())
-        refreshing.addErrback(lambda reason: log.failure("Could not read the list of racks", reason))
+        refreshing.addErrback(failed)
+
+    def failed(reason: Failure) -> None:
+        if reason.check(psycopg2.Error, DatabaseUnavailable):
+            log.error(
+                "Could not read the list of racks, so that one that was revoked may still be linked; trying again in "
+                "{seconds:g} s: {error}",
+                seconds=REFRESH_AGAIN_SECONDS, error=str(reason.value).strip(),
+            )  # fmt: skip
+        else:
+            log.failure("Could not read the list of racks, on an error of this process's own", reason)
+        if not any(each.active() for each in again):
+            again[:] = [clock.callLater(REFRESH_AGAIN_SECONDS, changed, "")]
 
     database.listen(CHANNEL, changed)

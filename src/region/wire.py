@@ -113,15 +113,20 @@ class RegionWire:
         try:
             enrolled = await self._authority.enrol(link.channel_binding(), token_id, proof, csr, name)
         except (TokenRefused, RackRefused) as refused:
-            log.warn("Refused to enrol {name!r} from {peer}: {why}", name=name, peer=str(link.peer), why=str(refused))
             raise EnrolmentRefused(str(refused)) from refused
-        await self._registry.refresh()
+        try:
+            await self._registry.refresh()
+        except DatabaseUnavailable as error:
+            # It is a rack, and the token is used up: it must get its certificate all the same.
+            log.warn("Rack {rack} is not listed yet: {why}", rack=enrolled.system_id, why=str(error))
         log.info("Enrolled rack {rack} ({name}) from {peer}.", rack=enrolled.system_id, name=name, peer=str(link.peer))
         return {"certificate": enrolled.certificate, "ca": enrolled.ca, "system_id": enrolled.system_id}
 
     async def endpoints(self, link: Link) -> Mapping[str, Any]:
-        """Which region processes there are."""
-        return {"process": self._processes.id, "endpoints": self._processes.endpoints()}
+        """Which region processes there are. A rack that is not served any more learns nothing, and why when it
+        registers; as does one of which another process has just made a rack, and asks again soon."""
+        served = link.peer.id in self._registry.enrolled()
+        return {"process": self._processes.id, "endpoints": self._processes.endpoints() if served else {}}
 
     async def register(
         self,

@@ -29,6 +29,7 @@ from rpc.events import MAX_BATCH, Event
 from rpc.failures import Unavailable
 from rpc.protocol import NotAllowed, Peer
 from rpc.testing import RecordingReporter, linked
+from tests.logs import Logs
 
 DIGEST = "d" * 64
 TOKEN = "0123456789abcdef"
@@ -68,6 +69,8 @@ class Fakes:
         self.link: Any = None
         self.calls: list[tuple[Any, ...]] = []
         self.refuses: Exception | None = None
+        self.away = False
+        self.is_enrolled = True
 
     def _call(self, *call: Any) -> None:
         self.calls.append(call)
@@ -98,6 +101,11 @@ class Fakes:
 
     async def refresh(self) -> None:
         self._call("refresh")
+        if self.away:
+            raise DatabaseUnavailable("no route to the server")
+
+    def enrolled(self) -> dict[str, object]:
+        return {"aaaaaa": None} if self.is_enrolled else {}
 
     id = "p1"
 
@@ -146,6 +154,17 @@ class WireTests(SynchronousTestCase):
         answer = self.result(self.wire.enroll(self.link, TOKEN, b"p", b"csr", "one"))
         self.assertEqual(answer, {"certificate": b"certificate", "ca": b"ca", "system_id": "aaaaaa"})
         self.assertEqual(self.fakes.calls, [("enrol", b"binding", TOKEN, b"p", b"csr", "one"), ("refresh",)])
+
+    def test_a_rack_that_is_enrolled_gets_its_certificate_also_when_the_database_fails_then(self) -> None:
+        self.fakes.away = True
+        answer = self.result(self.wire.enroll(self.link, TOKEN, b"p", b"csr", "one"))
+        self.assertEqual(answer["system_id"], "aaaaaa")
+
+    def test_a_refusal_to_enrol_is_one_event_in_the_log(self) -> None:
+        self.fakes.refuses = TokenRefused("expired")
+        logs = Logs(self)
+        self.failure(self.wire.enroll(self.link, TOKEN, b"p", b"csr", "one"), EnrolmentRefused)
+        self.assertEqual(logs.texts, [])  # the link, which is not here, reports the call
 
     def test_a_refusal_to_enrol_tells_the_rack_why(self) -> None:
         for refusal in (TokenRefused("expired"), RackRefused("taken")):
@@ -214,6 +233,12 @@ class WireTests(SynchronousTestCase):
     def test_a_rack_is_told_of_every_process_and_of_which_it_asks(self) -> None:
         answer = self.result(self.wire.endpoints(self.link))
         self.assertEqual(answer, {"process": "p1", "endpoints": {"p1": ["*:5250"], "p2": []}})
+        Endpoints.answer_schema.dump(answer)
+
+    def test_a_rack_that_was_revoked_is_not_told_where_the_region_is(self) -> None:
+        self.fakes.is_enrolled = False
+        answer = self.result(self.wire.endpoints(self.link))
+        self.assertEqual(answer, {"process": "p1", "endpoints": {}})
         Endpoints.answer_schema.dump(answer)
 
     def test_no_common_version_says_which_side_to_upgrade(self) -> None:

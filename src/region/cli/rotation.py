@@ -18,6 +18,7 @@ from region.config import RegionConfig
 from region.database import Database
 from region.issued import IssuedCertificates
 from region.keeping import tell
+from region.tokens import revoke_join_tokens
 from rpc.certificates import fingerprint
 from rpc.console import CommandFailed, Status
 from rpc.settings import load
@@ -98,6 +99,7 @@ async def finish(config: RegionConfig, database: Database, *, anyway: bool = Fal
         )
     keys = finish_change(directory, config.name, now)
     await tell(database)
+    await revoke_join_tokens(database)
     return Change(keys, behind)
 
 
