@@ -137,6 +137,17 @@ def read_ca(directory: Path) -> bytes:
         raise AuthorityError(f"{path}: {error.strerror} (uid {os.geteuid()}); run this as the region's user") from error
 
 
+def is_changing(directory: Path) -> bool:
+    """Whether the authority is being changed at this moment. Blocks.
+
+    :raises AuthorityError: if that cannot be seen.
+    """
+    try:
+        return (directory / "next.crt").exists()
+    except OSError as error:
+        raise AuthorityError(f"{directory}: {error.strerror}; run this as the region's user") from error
+
+
 @contextmanager
 def _guarded(directory: Path) -> Iterator[None]:
     """The directory for this process alone, and errors in words."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.authority import Authority, TokenRefused
-from region.authority_files import AuthorityError, Keys, begin_change, finish_change, load_keys, read_ca
+from region.authority_files import AuthorityError, Keys, begin_change, finish_change, is_changing, load_keys, read_ca
 from region.racks import RackRefused, RackStore
 from region.tokens import create_join_token, list_join_tokens, revoke_join_token
 from rpc.certificates import (
@@ -117,6 +117,7 @@ class FileTests(SynchronousTestCase):
         other = self.directory.parent / "other"
         shutil.copytree(self.directory, other)
         finished = self.finish()
+        self.assertFalse(is_changing(self.directory))
         shutil.copytree(self.directory, other, dirs_exist_ok=True)
         self.assertEqual(load_keys(other, "test", NOW), finished)
         self.assertEqual(finished.authorities, [fingerprint(finished.ca.certificate)])
@@ -127,6 +128,7 @@ class FileTests(SynchronousTestCase):
         keys, made = begin_change(self.directory, "test", NOW)
         assert keys.next is not None
         self.assertTrue(made)
+        self.assertTrue(is_changing(self.directory))
         self.assertEqual((keys.ca, keys.region), (before.ca, before.region))
         self.assertEqual(keys.issuing, keys.next)
         self.assertEqual([fingerprint(one) for one in load_certificates(keys.trusted)], keys.authorities)

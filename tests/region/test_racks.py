@@ -308,8 +308,9 @@ class FailingRegistry:
 class WatchTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.registry: Any = FailingRegistry()
-        watch(self.registry, self.registry, self.clock)
+        self.registry = FailingRegistry()
+        both: Any = self.registry
+        watch(both, both, self.clock)
 
     def test_a_change_that_could_not_be_read_is_read_again_until_that_succeeds(self) -> None:
         self.registry.error = DatabaseUnavailable("no route to the server")
