@@ -277,7 +277,7 @@ async def enrol(
             name=name,
         )
     finally:
-        await _closed(link, "enrolling is over")
+        await _end_in_order(link, "enrolling is over")
     if not same_authority(token, answer["ca"]):
         raise CertificateInvalid("the region sent another authority than the one that the token names")
     system_id = check_issued(answer["certificate"], key, answer["ca"])
@@ -286,7 +286,7 @@ async def enrol(
     return Enrolled(Credentials(key, answer["certificate"]), answer["ca"], system_id)
 
 
-async def _closed(link: Link, reason: str) -> None:
+async def _end_in_order(link: Link, reason: str) -> None:
     """End ``link`` in order: a process that ends meanwhile would leave the other end to think that it broke off."""
     ended: Deferred[None] = Deferred()
     link.on_lost(lambda link, reason: ended.callback(None))
