@@ -180,8 +180,8 @@ def new_system_id() -> str:
 class IConnections(Protocol):
     """Where it is made known which racks this process is linked with; :class:`region.processes.Processes` is one."""
 
-    def linked(self, system_id: str, address: str) -> None:
-        """A rack is linked now, in place of any link that it had."""
+    def linked(self, system_id: str, address: str, instance: str) -> None:
+        """An instance of a rack is linked now, in place of any link that it had."""
 
     def unlinked(self, system_id: str) -> None:
         """A rack is not linked any more."""
@@ -190,7 +190,7 @@ class IConnections(Protocol):
 class Unrecorded:
     """Makes nothing known."""
 
-    def linked(self, system_id: str, address: str) -> None:
+    def linked(self, system_id: str, address: str, instance: str) -> None:
         """Nothing."""
 
     def unlinked(self, system_id: str) -> None:
@@ -309,7 +309,7 @@ class RackRegistry:
             raise RackRefused(f"rack {system_id} has registered on a later link; this one is of no use any more")
         self._links[system_id] = link
         self._turns[system_id] = turn
-        self._connections.linked(system_id, link.peer.address)
+        self._connections.linked(system_id, link.peer.address, instance)
         if older is not None and older is not link:
             log.warn("Rack {rack} ({name}) registered anew; its older link is closed.", rack=system_id, name=rack.name)
             older.close("the rack registered anew")

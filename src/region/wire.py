@@ -141,6 +141,7 @@ class RegionWire:
         version = agree(versions)
         try:
             await self._authority.issued.admit(link.peer.id, link.peer.certificate)
+            await self._refuse_a_copy(link, instance or "")
             rack = await self._registry.register(link, software, instance or "", attempt or 0)
         except RackInUse as refused:
             raise AlreadyLinked(str(refused)) from refused
@@ -153,6 +154,20 @@ class RegionWire:
         )  # fmt: skip
         self.ask_to_renew(link.peer.id)
         return {"version": version, "region": self._name, "stream_urls": self._stream_urls}
+
+    async def _refuse_a_copy(self, link: Link, instance: str) -> None:
+        """See to it that no other process is linked with another instance of the rack: that is another machine, or the
+        rack as it was before it broke down, whose link is found dead in a moment.
+
+        :raises RackInUse: if one is.
+        """
+        other = await self._processes.elsewhere(link.peer.id, instance) if instance else None
+        if other is not None:
+            raise RackInUse(
+                f"rack {link.peer.id} is linked already, from {other.address} with region process {other.name} on "
+                f"{other.host}; the link from {link.peer.address} is refused: two machines have this rack's identity, "
+                "unless it has broken down and is back, and is let in within 15 s"
+            )
 
     async def renew(self, link: Link, csr: bytes) -> Mapping[str, Any]:
         """Give a registered rack its next certificate; the one that it has stays good until it uses the next."""

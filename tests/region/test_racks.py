@@ -50,9 +50,11 @@ class Recorded:
 
     def __init__(self) -> None:
         self.now: dict[str, str] = {}
+        self.instances: list[str] = []
 
-    def linked(self, system_id: str, address: str) -> None:
+    def linked(self, system_id: str, address: str, instance: str) -> None:
         self.now[system_id] = address
+        self.instances.append(instance)
 
     def unlinked(self, system_id: str) -> None:
         del self.now[system_id]
@@ -205,6 +207,7 @@ class RegistryTests(DatabaseTestCase):
         await self.registry.register(after, "1", "second", 1)
         self.assertIs(self.registry.link_of("aaaaaa"), after)
         self.assertEqual(len(before.closed), 1)
+        self.assertEqual(self.connections.instances, ["first", "second"])
 
     async def test_a_link_that_was_lost_while_it_registered_takes_nobody_s_place(self) -> None:
         # Regression: it closed the link by which the rack had come back meanwhile.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -10,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.authority import EnrolledRack, TokenRefused
 from region.database import DatabaseUnavailable
 from region.events import NotEnrolled
+from region.processes import Connection
 from region.racks import RackInUse, RackRefused
 from region.wire import RegionWire
 from rpc.commands import (
@@ -71,6 +73,7 @@ class Fakes:
         self.refuses: Exception | None = None
         self.away = False
         self.is_enrolled = True
+        self.other: tuple[str, Connection] | None = None
 
     def _call(self, *call: Any) -> None:
         self.calls.append(call)
@@ -111,6 +114,9 @@ class Fakes:
 
     def endpoints(self) -> dict[str, list[str]]:
         return {"p1": ["*:5250"], "p2": []}
+
+    async def elsewhere(self, system_id: str, instance: str) -> Connection | None:
+        return None if self.other is None or self.other[0] == instance else self.other[1]
 
     async def register(self, link: Any, version: str, instance: str, attempt: int) -> FakeRack:
         self._call("register", link.peer.id, version, instance, attempt)
@@ -198,6 +204,15 @@ class WireTests(SynchronousTestCase):
     def test_a_rack_whose_other_link_is_alive_is_told(self) -> None:
         self.fakes.refuses = RackInUse("linked already")
         self.assertEqual(self.failure(self.register([1]), AlreadyLinked), "linked already")
+
+    def test_a_copy_of_a_rack_is_refused_that_comes_to_another_process_than_the_rack_is_linked_with(self) -> None:
+        other = Connection("p2", "second", "host-2", datetime(2026, 11, 30, tzinfo=UTC), "192.0.2.9:4")
+        self.fakes.other = ("the first", other)
+        why = self.failure(self.wire.register(self.link, [1], "one", "0.1", "a copy", 1), AlreadyLinked)
+        for part in ("192.0.2.9:4", "192.0.2.1:4", "second on host-2", "two machines"):
+            self.assertIn(part, why)
+        self.assertEqual([call[0] for call in self.fakes.calls], ["admit"])
+        self.result(self.wire.register(self.link, [1], "one", "0.1", "the first", 1))
 
     def test_a_rack_that_does_not_know_the_authorities_is_asked_to_renew(self) -> None:
         self.fakes.link, self.fakes.behind = self.link, [FakeRack()]
