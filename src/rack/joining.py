@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         ) from error
     identity = _in_reactor(arguments.region, token, arguments.name or default_name())
     try:
+        # Where the processes of a region were that this rack may not belong to any more; the one that it joins tells.
+        config.remembered_file.unlink(missing_ok=True)
         path = write_identity(config.identity_directory, identity)
     except OSError as error:
         raise CommandFailed(
@@ -59,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
                     "identity": str(path)})  # fmt: skip
     else:
         write(f"joined {identity.region} as {identity.name} ({identity.system_id}); the key is in {path}")
-        write("now start the rack: systemctl start stanchion-rack, or twistd -n rack --config " + arguments.config)
+        start = "restart" if arguments.again else "start"
+        write(f"now {start} the rack: systemctl {start} stanchion-rack, or twistd -n rack --config {arguments.config}")
     return Status.YES
 
 

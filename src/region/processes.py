@@ -8,6 +8,7 @@ nobody lists what it was linked with, and any other process deletes it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import uuid
@@ -153,7 +154,7 @@ class Processes:
     def linked(self, system_id: str, address: str, instance: str = "") -> None:
         """A rack is linked with this process now, in place of any link that it had with it."""
         self._links += 1
-        self._linked[system_id] = _Linked(self._links, address, self._now(), instance)
+        self._linked[system_id] = _Linked(self._links, address, self._now(), _digest(instance))
         self._write(system_id)
 
     def unlinked(self, system_id: str) -> None:
@@ -304,7 +305,7 @@ class Processes:
             FROM rack_connection JOIN region_process ON region_process.id = process AND {ALIVE} AND id <> %s
             WHERE rack = %s AND instance NOT IN ('', %s) ORDER BY since LIMIT 1
             """,
-            (self.id, system_id, instance),
+            (self.id, system_id, _digest(instance)),
         )
         return None if row is None else Connection(*row)
 
@@ -334,6 +335,11 @@ class Processes:
                 other = Connection(process, name, host, since, address)
                 found[rack] = Connections((*found[rack].live, other), ended)
         return found
+
+
+def _digest(instance: str) -> str:
+    """What stands for an instance in the table, whatever text a rack says that it is; nothing for none."""
+    return hashlib.sha256(instance.encode("utf-8", "surrogatepass")).hexdigest()[:32] if instance else ""
 
 
 async def _delete(transaction: Transaction, which: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:

@@ -121,6 +121,9 @@ class ProcessesTests(DatabaseTestCase):
         ):  # fmt: skip
             self.assertIsNone(await process.elsewhere(rack, instance))
         one.linked("aaaaaa", "192.0.2.1:5", "second")
+        one.linked("cccccc", "192.0.2.3:4", "any text, with \0, " + "x" * 60_000)
+        await self.rows_are(("one", "aaaaaa"), ("one", "bbbbbb"), ("one", "cccccc"))
+        self.assertIsNotNone(await two.elsewhere("cccccc", "another, with \0"))
 
         async def is_changed() -> bool:
             return await two.elsewhere("aaaaaa", "second") is None
