@@ -44,6 +44,10 @@ class RackRefused(Exception):
     """A rack cannot be enrolled or served; the text says why and what to do."""
 
 
+JOIN_THE_OTHER: Final = "One of them must join anew, by another name (stanchion rack join --again --name …)."
+"""What to do about two machines with one identity."""
+
+
 class RackInUse(RackRefused):
     """The rack is linked already, and that link is alive."""
 
@@ -331,8 +335,8 @@ class RackRegistry:
             if isinstance(outcome, Answered):
                 raise RackInUse(
                     f"rack {rack.name} ({rack.system_id}) is linked already, from {older.peer.address}, and that link "
-                    f"is alive; the one from {link.peer.address} is refused: either two machines have this rack's "
-                    "identity, or this region is listed twice in the rack's settings"
+                    f"is alive; the one from {link.peer.address} is refused: two machines have this rack's identity. "
+                    f"{JOIN_THE_OTHER}"
                 )
             if link.life is not Life.READY:
                 raise RackRefused("the link ended while it registered")

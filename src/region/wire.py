@@ -18,7 +18,7 @@ from region.authority import Authority, TokenRefused
 from region.database import DatabaseUnavailable
 from region.events import EventStore, NotEnrolled
 from region.processes import Processes
-from region.racks import NAME_RULE, RackInUse, RackRefused, RackRegistry, is_name
+from region.racks import JOIN_THE_OTHER, NAME_RULE, RackInUse, RackRefused, RackRegistry, is_name
 from region.syncing import SyncDriver
 from rpc.commands import (
     AlreadyLinked,
@@ -166,7 +166,7 @@ class RegionWire:
             raise RackInUse(
                 f"rack {link.peer.id} is linked already, from {other.address} with region process {other.name} on "
                 f"{other.host}; the link from {link.peer.address} is refused: two machines have this rack's identity, "
-                "unless it has broken down and is back, and is let in within 15 s"
+                f"unless it has broken down and is back, and is let in within 15 s. {JOIN_THE_OTHER}"
             )
 
     async def renew(self, link: Link, csr: bytes) -> Mapping[str, Any]:
