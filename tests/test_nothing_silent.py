@@ -16,6 +16,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ("src/rack/eventfile.py", "EventFile._mend", "FileNotFoundError"): "said at debug; there is nothing to take back",
+    (
+        "src/rack/eventfile.py",
+        "_checked",
+        "ValueError, RecursionError",
+    ): "the reader counts it as damaged, and says so",
     ("src/rack/eventfile.py", "_record", "KeyError, TypeError"): "the reader counts it as damaged, and says so",
     ("src/rack/events.py", "Events._ask", "CancelledError"): "only stopping cancels it; the events are kept on disk",
     ("src/region/cli/events.py", "run", "KeyboardInterrupt"): "Ctrl-C ends it, with a status of its own",

@@ -81,3 +81,8 @@ class RackConfig:
     def events_directory(self) -> Path:
         """Where events wait until a region has them."""
         return self.state_directory / "events"
+
+    @property
+    def remembered_file(self) -> Path:
+        """Where it is kept at which addresses the region's processes were."""
+        return self.state_directory / "regions.json"

@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         ) from error
     identity = _in_reactor(arguments.region, token, arguments.name or default_name())
     try:
+        # Where the processes of a region were that this rack may not belong to any more; the one that it joins tells.
+        config.remembered_file.unlink(missing_ok=True)
         path = write_identity(config.identity_directory, identity)
     except OSError as error:
         raise CommandFailed(
@@ -59,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
                     "identity": str(path)})  # fmt: skip
     else:
         write(f"joined {identity.region} as {identity.name} ({identity.system_id}); the key is in {path}")
-        write("now start the rack: systemctl start stanchion-rack, or twistd -n rack --config " + arguments.config)
+        start = "restart" if arguments.again else "start"
+        write(f"now {start} the rack: systemctl {start} stanchion-rack, or twistd -n rack --config {arguments.config}")
     return Status.YES
 
 
@@ -124,7 +127,6 @@ def _in_reactor(region: str, token: JoinToken, name: str) -> Identity:
 
     def end(result: Identity | Failure) -> None:
         ends.append(result)
-        # The link closes in order first: it ends in two seconds at the latest.
         reactor.callLater(0, reactor.stop)
 
     reactor.callWhenRunning(begin)

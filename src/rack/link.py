@@ -22,11 +22,12 @@ from rack.renewal import Renewal
 from rack.sync import Synchroniser
 from rack.wire import RackWire
 from rpc.addresses import split_address
-from rpc.commands import PROTOCOL_VERSION, Register, ReportInventory
+from rpc.commands import Register, ReportInventory
 from rpc.endpoints import Reconnecting, reconnecting
 from rpc.identity import TLS, client_tls
 from rpc.outcomes import Answered
 from rpc.protocol import Link
+from rpc.versions import VERSIONS
 
 log = Logger()
 
@@ -137,7 +138,7 @@ class RegionLinks:
         :raises CallFailed: or an error that ``Register`` declares, if the region does not take it.
         """
         answer = await link.call(
-            Register, versions=[PROTOCOL_VERSION], name=self._name, software=version("stanchion"), **turn
+            Register, versions=list(VERSIONS), name=self._name, software=version("stanchion"), **turn
         )
         log.info("Registered with region {region} at {peer}.", region=answer["region"], peer=link.peer.address)
         told = self._told[link] = _Told(link, self._wire, self._clock)

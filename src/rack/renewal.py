@@ -170,6 +170,14 @@ class Renewal:
         self._renewing = None
         self._asked = ""
         self._failures = 0
+        if why := self._is_due():
+            # Otherwise this would go on as fast as it can, with a certificate and a key at each turn.
+            self._not_before = self._clock.seconds() + LONGEST_PAUSE_SECONDS
+            log.error(
+                "The rack's new certificate is due already: {why}, and the clock here says {now}. Compare the clocks "
+                "of both machines. It is renewed again in {minutes:g} minutes.",
+                why=why, now=moment(self._now()), minutes=LONGEST_PAUSE_SECONDS / 60,
+            )  # fmt: skip
 
     def _failed(self, reason: Failure) -> None:
         self._renewing = None

@@ -89,7 +89,7 @@ class RackService(Service):
         )
         self._links = RegionLinks(reactor, self._synchroniser, self._identity.name, self._renewal)
         self._links.on_registered(self._registered)
-        self._remembered = RememberedRegions(self._config.state_directory / "regions.json", self._threads.run)
+        self._remembered = RememberedRegions(self._config.remembered_file, self._threads.run)
         self._metrics = RackMetrics(self._synchroniser, self._events, lambda: self._links.up, self._certificate_end)
         REGISTRY.register(self._metrics)
         self._listening: IListeningPort | None = None

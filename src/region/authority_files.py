@@ -137,6 +137,17 @@ def read_ca(directory: Path) -> bytes:
         raise AuthorityError(f"{path}: {error.strerror} (uid {os.geteuid()}); run this as the region's user") from error
 
 
+def is_changing(directory: Path) -> bool:
+    """Whether the authority is being changed at this moment. Blocks.
+
+    :raises AuthorityError: if that cannot be seen.
+    """
+    try:
+        return (directory / "next.crt").exists()
+    except OSError as error:
+        raise AuthorityError(f"{directory}: {error.strerror}; run this as the region's user") from error
+
+
 @contextmanager
 def _guarded(directory: Path) -> Iterator[None]:
     """The directory for this process alone, and errors in words."""
@@ -157,9 +168,17 @@ def _guarded(directory: Path) -> Iterator[None]:
 
 
 def _end_interrupted_change(directory: Path) -> None:
-    """Rename ``next.crt`` if only ``next.key`` was renamed. A key without a certificate is what a beginning left."""
+    """Rename ``next.crt`` if only ``next.key`` was renamed; remove both if they are the present authority's. A key
+    without a certificate is what a beginning left."""
     certificate, key = directory / "next.crt", directory / "next.key"
-    if not certificate.exists() or key.exists():
+    if not certificate.exists():
+        return
+    if key.exists():
+        authority = directory / "ca.crt"
+        if authority.exists() and authority.read_bytes() == certificate.read_bytes():
+            # The files of a change that was finished elsewhere were copied over those of the same change under way.
+            key.unlink()
+            certificate.unlink()
         return
     load_credentials(Credentials((directory / "ca.key").read_bytes(), certificate.read_bytes()))
     certificate.rename(directory / "ca.crt")

@@ -20,7 +20,7 @@ from rpc.certificates import expires, fingerprint, moment
 log = Logger()
 
 KEPT: Final = 16
-"""How many certificates of one rack are remembered, besides the one that it uses."""
+"""How many certificates of one rack are remembered, besides the one that it uses and the one that it will use next."""
 
 _STANDING: Final = """
 SELECT rack.name, rack.revoked, issued.number, issued.used, issued.superseded,
@@ -30,11 +30,14 @@ FROM rack LEFT JOIN rack_certificate issued ON issued.system_id = rack.system_id
 WHERE rack.system_id = %s FOR UPDATE OF rack
 """
 
+# A rack trusts what came with the newest certificate that it has stored: storing that replaced the whole identity.
 _BEHIND: Final = """
 SELECT rack.system_id, rack.name FROM rack
 WHERE rack.revoked IS NULL AND NOT EXISTS (
-    SELECT FROM rack_certificate held WHERE held.system_id = rack.system_id AND held.superseded IS NULL
-    AND coalesce(held.stored, held.used) IS NOT NULL AND held.authorities {comparison} %s::text[])
+    SELECT FROM (SELECT authorities FROM rack_certificate
+                 WHERE system_id = rack.system_id AND superseded IS NULL AND coalesce(stored, used) IS NOT NULL
+                 ORDER BY number DESC LIMIT 1) AS held
+    WHERE held.authorities {comparison} %s::text[])
 """
 
 
@@ -62,12 +65,15 @@ class IssuedCertificates:
                VALUES (%s, %s, %s, %s, CASE WHEN %s THEN now() END)""",
             (system_id, fingerprint(certificate), list(authorities), expires(certificate), stored),
         )
-        # However often a rack asks, what is kept for it has a bound.
+        # However often a rack asks, what is kept for it has a bound; whatever it asks, what it will show next stays.
         await transaction.execute(
             """DELETE FROM rack_certificate WHERE system_id = %s AND (used IS NULL OR superseded IS NOT NULL)
                AND (expires < now() OR number NOT IN (
-                   SELECT number FROM rack_certificate WHERE system_id = %s ORDER BY number DESC LIMIT %s))""",
-            (system_id, system_id, KEPT),
+                   (SELECT number FROM rack_certificate WHERE system_id = %s ORDER BY number DESC LIMIT %s)
+                   UNION ALL
+                   (SELECT number FROM rack_certificate WHERE system_id = %s AND stored IS NOT NULL
+                    AND superseded IS NULL ORDER BY number DESC LIMIT 1)))""",
+            (system_id, system_id, KEPT, system_id),
         )
 
     async def admit(self, system_id: str, sha256: str) -> None:

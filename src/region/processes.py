@@ -8,6 +8,7 @@ nobody lists what it was linked with, and any other process deletes it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import uuid
@@ -69,6 +70,7 @@ class _Linked:
     number: int
     address: str
     since: datetime
+    instance: str
 
 
 def endpoint_of(advertise: str, listen: str, port: int) -> str:
@@ -149,10 +151,10 @@ class Processes:
 
         await self._database.transact(stopping)
 
-    def linked(self, system_id: str, address: str) -> None:
+    def linked(self, system_id: str, address: str, instance: str = "") -> None:
         """A rack is linked with this process now, in place of any link that it had with it."""
         self._links += 1
-        self._linked[system_id] = _Linked(self._links, address, self._now())
+        self._linked[system_id] = _Linked(self._links, address, self._now(), _digest(instance))
         self._write(system_id)
 
     def unlinked(self, system_id: str) -> None:
@@ -214,19 +216,20 @@ class Processes:
             # A process that was taken for dead has no row until its next heartbeat, which writes all this again.
             await transaction.execute(
                 """
-                INSERT INTO rack_connection (process, rack, link, address)
-                SELECT region_process.id, rack.system_id, new.link, new.address
-                FROM unnest(%s, %s::bigint[], %s) AS new (rack, link, address)
+                INSERT INTO rack_connection (process, rack, link, address, instance)
+                SELECT region_process.id, rack.system_id, new.link, new.address, new.instance
+                FROM unnest(%s, %s::bigint[], %s, %s) AS new (rack, link, address, instance)
                 JOIN rack ON rack.system_id = new.rack
                 JOIN region_process ON region_process.id = %s
                 FOR KEY SHARE OF rack, region_process
                 ON CONFLICT (process, rack) DO UPDATE
-                SET link = EXCLUDED.link, address = EXCLUDED.address, since = EXCLUDED.since
+                SET link = EXCLUDED.link, address = EXCLUDED.address, since = EXCLUDED.since,
+                    instance = EXCLUDED.instance
                 WHERE rack_connection.link < EXCLUDED.link
                 """,
                 (
                     list(up), [each.number for each in up.values()], [each.address for each in up.values()],
-                    self.id,
+                    [each.instance for each in up.values()], self.id,
                 ),
             )  # fmt: skip
 
@@ -291,6 +294,21 @@ class Processes:
             self.id: [mine] if mine else [],
         }
 
+    async def elsewhere(self, system_id: str, instance: str) -> Connection | None:
+        """A live link that another process has with another instance of the rack than ``instance``, if there is one.
+
+        :raises DatabaseUnavailable: if the database cannot be asked.
+        """
+        row = await self._database.one(
+            f"""
+            SELECT process::text, name, host, since, address
+            FROM rack_connection JOIN region_process ON region_process.id = process AND {ALIVE} AND id <> %s
+            WHERE rack = %s AND instance NOT IN ('', %s) ORDER BY since LIMIT 1
+            """,
+            (self.id, system_id, _digest(instance)),
+        )
+        return None if row is None else Connection(*row)
+
     async def connections(self) -> dict[str, Connections]:
         """How every rack is linked with whatever process, by its system id.
 
@@ -317,6 +335,11 @@ class Processes:
                 other = Connection(process, name, host, since, address)
                 found[rack] = Connections((*found[rack].live, other), ended)
         return found
+
+
+def _digest(instance: str) -> str:
+    """What stands for an instance in the table, whatever text a rack says that it is; nothing for none."""
+    return hashlib.sha256(instance.encode("utf-8", "surrogatepass")).hexdigest()[:32] if instance else ""
 
 
 async def _delete(transaction: Transaction, which: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:

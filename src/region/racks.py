@@ -16,7 +16,9 @@ from typing import Any, Final, Protocol
 import psycopg2.errors
 from attrs import evolve, field, frozen
 from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from region.database import DatabaseUnavailable
 from region.database.pool import Database, Transaction
@@ -29,6 +31,9 @@ log = Logger()
 CHANNEL: Final = "stanchion_rack"
 """The NOTIFY channel that says that a rack was enrolled, revoked, renamed or forgotten."""
 
+REFRESH_AGAIN_SECONDS: Final = 2.0
+"""How long after a failure to read the racks that is tried again."""
+
 NAME_RULE: Final = "use letters, digits, '-' and '.', at most 64"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z")
@@ -37,6 +42,10 @@ _ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 
 class RackRefused(Exception):
     """A rack cannot be enrolled or served; the text says why and what to do."""
+
+
+JOIN_THE_OTHER: Final = "One of them must join anew, by another name (stanchion rack join --again --name …)."
+"""What to do about two machines with one identity."""
 
 
 class RackInUse(RackRefused):
@@ -175,8 +184,8 @@ def new_system_id() -> str:
 class IConnections(Protocol):
     """Where it is made known which racks this process is linked with; :class:`region.processes.Processes` is one."""
 
-    def linked(self, system_id: str, address: str) -> None:
-        """A rack is linked now, in place of any link that it had."""
+    def linked(self, system_id: str, address: str, instance: str) -> None:
+        """An instance of a rack is linked now, in place of any link that it had."""
 
     def unlinked(self, system_id: str) -> None:
         """A rack is not linked any more."""
@@ -185,7 +194,7 @@ class IConnections(Protocol):
 class Unrecorded:
     """Makes nothing known."""
 
-    def linked(self, system_id: str, address: str) -> None:
+    def linked(self, system_id: str, address: str, instance: str) -> None:
         """Nothing."""
 
     def unlinked(self, system_id: str) -> None:
@@ -304,7 +313,7 @@ class RackRegistry:
             raise RackRefused(f"rack {system_id} has registered on a later link; this one is of no use any more")
         self._links[system_id] = link
         self._turns[system_id] = turn
-        self._connections.linked(system_id, link.peer.address)
+        self._connections.linked(system_id, link.peer.address, instance)
         if older is not None and older is not link:
             log.warn("Rack {rack} ({name}) registered anew; its older link is closed.", rack=system_id, name=rack.name)
             older.close("the rack registered anew")
@@ -326,8 +335,8 @@ class RackRegistry:
             if isinstance(outcome, Answered):
                 raise RackInUse(
                     f"rack {rack.name} ({rack.system_id}) is linked already, from {older.peer.address}, and that link "
-                    f"is alive; the one from {link.peer.address} is refused: either two machines have this rack's "
-                    "identity, or this region is listed twice in the rack's settings"
+                    f"is alive; the one from {link.peer.address} is refused: two machines have this rack's identity. "
+                    f"{JOIN_THE_OTHER}"
                 )
             if link.life is not Life.READY:
                 raise RackRefused("the link ended while it registered")
@@ -345,9 +354,12 @@ class RackRegistry:
         if self._links.get(system_id) is not link:
             return
         self._forget(system_id)
-        self._change(system_id, last_disconnected=self._now())
+        ended = self._now()
+        self._change(system_id, last_disconnected=ended)
         async with self._order:
             await self.store.disconnected(system_id)
+            # A reading of the table that was under way has put back what was there before.
+            self._change(system_id, last_disconnected=ended)
 
     async def report(
         self, system_id: str, generation: int | None, digest: str | None, state: str, progress: Mapping[str, Any]
@@ -383,11 +395,25 @@ class RackRegistry:
             self._racks = {**self._racks, system_id: evolve(self._racks[system_id], **changes)}
 
 
-def watch(registry: RackRegistry, database: Database) -> None:
-    """Refresh ``registry`` whenever any region process changes the set of racks."""
+def watch(registry: RackRegistry, database: Database, clock: IReactorTime) -> None:
+    """Refresh ``registry`` whenever any region process changes the set of racks, and again until that succeeds: a rack
+    that was revoked must not stay linked because the database did not answer in that moment."""
+    again: list[IDelayedCall] = []
 
     def changed(payload: str) -> None:
         refreshing = Deferred.fromCoroutine(registry.refresh())
-        refreshing.addErrback(lambda reason: log.failure("Could not read the list of racks", reason))
+        refreshing.addErrback(failed)
+
+    def failed(reason: Failure) -> None:
+        if reason.check(psycopg2.Error, DatabaseUnavailable):
+            log.error(
+                "Could not read the list of racks, so that one that was revoked may still be linked; trying again in "
+                "{seconds:g} s: {error}",
+                seconds=REFRESH_AGAIN_SECONDS, error=str(reason.value).strip(),
+            )  # fmt: skip
+        else:
+            log.failure("Could not read the list of racks, on an error of this process's own", reason)
+        if not any(each.active() for each in again):
+            again[:] = [clock.callLater(REFRESH_AGAIN_SECONDS, changed, "")]
 
     database.listen(CHANNEL, changed)

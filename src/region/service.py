@@ -180,7 +180,7 @@ class RegionService(Service):
         self._stops("being listed as a region process", processes.stop)
         registry = RackRegistry(racks, _now, processes)
         await registry.refresh()
-        watch(registry, database)
+        watch(registry, database, reactor)
 
         blobs = BlobStore(state / "images")
         self._stops("the blob store", lambda: run_in_thread(blobs.close))

@@ -68,6 +68,14 @@ async def list_join_tokens(database: Database) -> list[TokenEntry]:
     return [TokenEntry(*row) for row in rows]
 
 
+async def revoke_join_tokens(database: Database) -> int:
+    """Take every token back that is still good, because the authority that they name is not this region's any more; how
+    many."""
+    return await database.execute(
+        "UPDATE join_token SET revoked = now() WHERE revoked IS NULL AND uses_left > 0 AND expires >= now()"
+    )
+
+
 async def revoke_join_token(database: Database, token_id: str) -> bool:
     """Take a token back: nobody can join with it any more. Whether there is such a token."""
     return bool(

@@ -18,7 +18,7 @@ from region.authority import Authority, TokenRefused
 from region.database import DatabaseUnavailable
 from region.events import EventStore, NotEnrolled
 from region.processes import Processes
-from region.racks import NAME_RULE, RackInUse, RackRefused, RackRegistry, is_name
+from region.racks import JOIN_THE_OTHER, NAME_RULE, RackInUse, RackRefused, RackRegistry, is_name
 from region.syncing import SyncDriver
 from rpc.commands import (
     AlreadyLinked,
@@ -113,15 +113,20 @@ class RegionWire:
         try:
             enrolled = await self._authority.enrol(link.channel_binding(), token_id, proof, csr, name)
         except (TokenRefused, RackRefused) as refused:
-            log.warn("Refused to enrol {name!r} from {peer}: {why}", name=name, peer=str(link.peer), why=str(refused))
             raise EnrolmentRefused(str(refused)) from refused
-        await self._registry.refresh()
+        try:
+            await self._registry.refresh()
+        except DatabaseUnavailable as error:
+            # It is a rack, and the token is used up: it must get its certificate all the same.
+            log.warn("Rack {rack} is not listed yet: {why}", rack=enrolled.system_id, why=str(error))
         log.info("Enrolled rack {rack} ({name}) from {peer}.", rack=enrolled.system_id, name=name, peer=str(link.peer))
         return {"certificate": enrolled.certificate, "ca": enrolled.ca, "system_id": enrolled.system_id}
 
     async def endpoints(self, link: Link) -> Mapping[str, Any]:
-        """Which region processes there are."""
-        return {"process": self._processes.id, "endpoints": self._processes.endpoints()}
+        """Which region processes there are. A rack that is not served any more learns nothing, and why when it
+        registers; as does one of which another process has just made a rack, and asks again soon."""
+        served = link.peer.id in self._registry.enrolled()
+        return {"process": self._processes.id, "endpoints": self._processes.endpoints() if served else {}}
 
     async def register(
         self,
@@ -136,6 +141,7 @@ class RegionWire:
         version = agree(versions)
         try:
             await self._authority.issued.admit(link.peer.id, link.peer.certificate)
+            await self._refuse_a_copy(link, instance or "")
             rack = await self._registry.register(link, software, instance or "", attempt or 0)
         except RackInUse as refused:
             raise AlreadyLinked(str(refused)) from refused
@@ -148,6 +154,20 @@ class RegionWire:
         )  # fmt: skip
         self.ask_to_renew(link.peer.id)
         return {"version": version, "region": self._name, "stream_urls": self._stream_urls}
+
+    async def _refuse_a_copy(self, link: Link, instance: str) -> None:
+        """See to it that no other process is linked with another instance of the rack: that is another machine, or the
+        rack as it was before it broke down, whose link is found dead in a moment.
+
+        :raises RackInUse: if one is.
+        """
+        other = await self._processes.elsewhere(link.peer.id, instance) if instance else None
+        if other is not None:
+            raise RackInUse(
+                f"rack {link.peer.id} is linked already, from {other.address} with region process {other.name} on "
+                f"{other.host}; the link from {link.peer.address} is refused: two machines have this rack's identity, "
+                f"unless it has broken down and is back, and is let in within 15 s. {JOIN_THE_OTHER}"
+            )
 
     async def renew(self, link: Link, csr: bytes) -> Mapping[str, Any]:
         """Give a registered rack its next certificate; the one that it has stays good until it uses the next."""

@@ -277,13 +277,21 @@ async def enrol(
             name=name,
         )
     finally:
-        link.close("enrolling is over")
+        await _end_in_order(link, "enrolling is over")
     if not same_authority(token, answer["ca"]):
         raise CertificateInvalid("the region sent another authority than the one that the token names")
     system_id = check_issued(answer["certificate"], key, answer["ca"])
     if system_id != answer["system_id"]:
         raise CertificateInvalid(f"the certificate is for rack {system_id}, not for {answer['system_id']}")
     return Enrolled(Credentials(key, answer["certificate"]), answer["ca"], system_id)
+
+
+async def _end_in_order(link: Link, reason: str) -> None:
+    """End ``link`` in order: a process that ends meanwhile would leave the other end to think that it broke off."""
+    ended: Deferred[None] = Deferred()
+    link.on_lost(lambda link, reason: ended.callback(None))
+    link.close(reason)
+    await ended
 
 
 def _text(error: BaseException) -> str:

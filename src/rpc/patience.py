@@ -61,8 +61,8 @@ class Patience:
             return
         self._said = reason
         log.error(
-            "No link with the region at {address}: {reason}. Until that is mended it is tried again every "
-            "{minutes:g} minutes only; restart the rack to try at once.",
+            "No link with the region at {address}: {reason}. Until that is mended it is tried again ever more seldom, "
+            "in the end every {minutes:g} minutes; restart the rack to try at once.",
             address=self._address, reason=reason, minutes=LONGEST_REFUSED_DELAY / 60,
         )  # fmt: skip
 

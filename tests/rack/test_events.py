@@ -235,6 +235,20 @@ class TestKeeping(EventsTestCase):
         self.assertEqual(self.told[2:], ["1 event was lost: their records on the rack's disk are damaged."])
         self.assertEqual(self.received[2]["type"], EVENTS_LOST.type)
 
+    def test_zeros_are_damage_like_any_other_though_they_have_the_right_sum_of_nothing(self) -> None:
+        for zeros in (b"00000000 \n", b"00000000\n", b"\0" * 512 + b"\n"):
+            self.record("one", "two")
+            path = sorted(self.directory.glob("*.events"))[-1]
+            head, two = path.read_bytes().splitlines(keepends=True)[-2:]
+            path.write_bytes(head + zeros + two)
+            (self.directory / "state").write_bytes(zeros)
+            self.start()
+            self.connect()
+            self.assertEqual(self.told[:2], ["one", "two"])
+            self.assertIn("1 event was lost", self.told[2])
+            self.stop()
+            self.setUp()
+
     def test_a_damaged_state_makes_the_rack_send_all_that_it_keeps(self) -> None:
         self.connect()
         self.record("one")

@@ -214,8 +214,13 @@ class TestJoining(FilesTestCase):
         self.enrol_gives(an_identity())
         self.assertIn("--again", self.fails(Status.USAGE))
         self.assertEqual(self.asked, [])
-        with redirect_stdout(StringIO()):
+        remembered = self.directory.parent / "regions.json"
+        remembered.write_text('{"addresses": ["the-other-region.example:5250"]}')
+        output = StringIO()
+        with redirect_stdout(output):
             self.assertEqual(self.join("--again"), Status.YES)
+        self.assertIn("systemctl restart stanchion-rack", output.getvalue())  # it may run, with what it was
+        self.assertFalse(remembered.exists())
 
     def test_a_token_is_not_used_up_when_the_key_could_not_be_kept(self) -> None:
         self.enrol_gives(an_identity())

@@ -13,6 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from rack import link as rack_link
 from rack.assignment import InvalidAssignment
 from rack.link import REPEAT_SECONDS, REPORT_SECONDS, RegionLinks
 from rack.wire import resolve
@@ -29,6 +30,7 @@ from rpc.manifest import Manifest, parse_manifest
 from rpc.outcomes import Answered, NotConnected, Outcome
 from rpc.protocol import Link
 from rpc.testing import RecordingReporter, linked
+from rpc.versions import VERSIONS, agree
 from tests.rack.material import URL, image
 from tests.rack.test_sync import FIRST, NOBLE, SECOND, Rack
 
@@ -51,6 +53,7 @@ class LinkTestCase(SynchronousTestCase):
         self.registered: list[dict[str, Any]] = []
         self.reports: list[dict[str, Any]] = []
         self.refuse: Exception | None = None
+        self.region_speaks: tuple[int, ...] = VERSIONS
         self.answer_late: list[Deferred[None]] | None = None
         self.connect()
 
@@ -62,6 +65,7 @@ class LinkTestCase(SynchronousTestCase):
             self.clock,
             interval=0,
             rack_reporter=self.reporter,
+            version=None,
         )
 
     def prepare(self) -> None:
@@ -79,7 +83,7 @@ class LinkTestCase(SynchronousTestCase):
         self.registered.append(arguments)
         if self.refuse:
             raise self.refuse
-        return {"version": 1, "region": "the region", "stream_urls": []}
+        return {"version": agree(arguments["versions"], self.region_speaks), "region": "the region", "stream_urls": []}
 
     async def report(self, link: Link, **arguments: Any) -> Mapping[str, Any]:
         if self.answer_late is not None:
@@ -193,7 +197,7 @@ class TestReports(LinkTestCase):
         self.prepare()
         self.assertEqual(
             self.registered,
-            [{"versions": [1], "name": "rack-1", "software": "0.1.0", "instance": None, "attempt": None}],
+            [{"versions": list(VERSIONS), "name": "rack-1", "software": "0.1.0", "instance": None, "attempt": None}],
         )
         self.assertEqual(self.reports, [{"generation": -1, "digest": "", "state": "empty", "progress": {}}])
 
@@ -202,6 +206,27 @@ class TestReports(LinkTestCase):
         self.pump.flush()
         self.successResultOf(preparing)
         self.assertEqual((self.registered[0]["instance"], self.registered[0]["attempt"]), ("i", 3))
+
+    def test_a_rack_of_the_next_release_registers_with_a_region_of_this_one_and_of_the_one_after(self) -> None:
+        self.patch(rack_link, "VERSIONS", (1, 2))
+        for region_speaks, agreed in (((1,), 1), ((1, 2), 2), ((1, 2, 3), 2), ((2, 3), 2)):
+            self.region_speaks = region_speaks
+            self.connect()
+            preparing = Deferred.fromCoroutine(self.links.prepare(self.rack_end))
+            self.pump.flush()
+            self.successResultOf(preparing)
+            self.assertEqual((self.rack_end.version, self.region_end.version), (agreed, agreed))
+        self.assertEqual(len(self.reports), 4)
+
+    def test_a_rack_that_has_no_version_in_common_with_the_region_is_told_which_end_to_upgrade(self) -> None:
+        self.patch(rack_link, "VERSIONS", (2, 3))
+        for region_speaks, end in (((1,), "region"), ((4, 5), "rack")):
+            self.region_speaks = region_speaks
+            self.connect()
+            preparing = Deferred.fromCoroutine(self.links.prepare(self.rack_end))
+            self.pump.flush()
+            self.assertIn(f"upgrade the {end}", str(self.failureResultOf(preparing, VersionMismatch).value))
+            self.assertEqual(self.links.up, 0)
 
     def test_a_rack_that_the_region_refuses_is_not_linked(self) -> None:
         self.refuse = VersionMismatch("upgrade the rack")

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from rack import renewal as renewal_module
 from rack.identity import Identity, read_identity, write_identity
-from rack.renewal import FIRST_PAUSE_SECONDS, LOOK_SECONDS, SPREAD_SECONDS, Renewal
+from rack.renewal import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LOOK_SECONDS, SPREAD_SECONDS, Renewal
 from rpc.certificates import (
     CERTIFICATE_LIFE,
     create_authority,
@@ -31,6 +31,7 @@ from rpc.identity import client_tls
 from rpc.outcomes import Answered
 from rpc.protocol import Life, Link
 from rpc.testing import RecordingReporter, linked
+from tests.logs import Logs
 
 NOW = datetime.now(UTC)
 AUTHORITY = create_authority(NOW)
@@ -152,6 +153,19 @@ class FreshTests(RenewalTestCase):
         self.assertEqual(self.stored, [self.kept])
         self.advance(10 * LOOK_SECONDS)
         self.assertEqual(len(self.requests), 1)
+
+    def test_a_rack_whose_clock_is_far_ahead_says_so_and_does_not_renew_without_end(self) -> None:
+        self.connect()
+        self.time = NOW + CERTIFICATE_LIFE * 0.9
+        logs = Logs(self, "rack.renewal")
+        for _ in range(int(LONGEST_PAUSE_SECONDS / LOOK_SECONDS)):
+            self.advance(LOOK_SECONDS)
+        self.assertEqual(len(self.requests), 1)
+        self.assert_renewed()
+        [said] = [text for text in logs.texts if "Compare the clocks" in text]
+        self.assertIn(f"the clock here says {self.time:%Y-%m-%d}", said)
+        self.advance(LOOK_SECONDS)
+        self.assertEqual(len(self.requests), 2)
 
     def test_the_region_may_ask_for_it_and_is_answered_at_once(self) -> None:
         self.renewal._jitter = lambda: 0.5

@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.authority import Authority, TokenRefused
-from region.authority_files import AuthorityError, Keys, begin_change, finish_change, load_keys, read_ca
+from region.authority_files import AuthorityError, Keys, begin_change, finish_change, is_changing, load_keys, read_ca
 from region.racks import RackRefused, RackStore
 from region.tokens import create_join_token, list_join_tokens, revoke_join_token
 from rpc.certificates import (
@@ -110,11 +110,25 @@ class FileTests(SynchronousTestCase):
     def finish(self) -> Keys:
         return finish_change(self.directory, "test", NOW)
 
+    def test_a_finished_change_that_is_copied_over_one_under_way_is_finished_there_too(self) -> None:
+        # As an operator does for a region process on another host, with a program that copies and deletes nothing.
+        self.load()
+        self.begin()
+        other = self.directory.parent / "other"
+        shutil.copytree(self.directory, other)
+        finished = self.finish()
+        self.assertFalse(is_changing(self.directory))
+        shutil.copytree(self.directory, other, dirs_exist_ok=True)
+        self.assertEqual(load_keys(other, "test", NOW), finished)
+        self.assertEqual(finished.authorities, [fingerprint(finished.ca.certificate)])
+        self.assertEqual([path.name for path in other.glob("next.*")], [])
+
     def test_while_the_authority_is_changed_both_are_trusted_and_the_next_one_issues(self) -> None:
         before = self.load()
         keys, made = begin_change(self.directory, "test", NOW)
         assert keys.next is not None
         self.assertTrue(made)
+        self.assertTrue(is_changing(self.directory))
         self.assertEqual((keys.ca, keys.region), (before.ca, before.region))
         self.assertEqual(keys.issuing, keys.next)
         self.assertEqual([fingerprint(one) for one in load_certificates(keys.trusted)], keys.authorities)

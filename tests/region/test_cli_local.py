@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 from pathlib import Path
 
@@ -9,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from region.cli.local import embedded_dsn, seconds_of
+from region.cli import local
+from region.cli.local import config_of, embedded_dsn, seconds_of
 from region.database.target import Target
 from rpc.console import CommandFailed, Status
+from rpc.profile import LOCK
+from rpc.settings import SettingsError
 
 
 class TestTimes(SynchronousTestCase):
@@ -32,6 +36,35 @@ class TestTimes(SynchronousTestCase):
             self.assertGreater(seconds_of(text), 0)
         except CommandFailed as error:
             self.assertIn("is not a time", str(error))
+
+
+class TestSettings(SynchronousTestCase):
+    """Which region is meant on a host where one is installed, or where ``stanchion up`` runs, or both."""
+
+    def setUp(self):
+        self.directory = Path(self.mktemp()).absolute()
+        self.state = self.directory / "state"
+        self.state.mkdir(parents=True)
+        self.installed = str(self.directory / "installed.toml")
+        self.patch(local, "DEFAULT_CONFIG", self.installed)
+        self.patch(local, "state_directory", lambda directory: self.state)
+        (self.state / "region.toml").write_text('name = "up"')
+
+    def region(self, config: Path | str | None = None) -> str:
+        return config_of(argparse.Namespace(config=str(config or self.installed))).name
+
+    def test_where_stanchion_up_runs_its_region_is_meant_unless_one_is_installed_or_named(self):
+        (self.directory / "other.toml").write_text('name = "other"')
+        with open(self.state / LOCK, "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.assertEqual(self.region(), "up")
+            self.assertEqual(self.region(self.directory / "other.toml"), "other")
+            (self.directory / "installed.toml").write_text('name = "installed"')
+            self.assertEqual(self.region(), "installed")
+
+    def test_where_nothing_runs_and_none_is_installed_it_is_said_what_is_missing(self):
+        (self.state / LOCK).write_text("")
+        self.assertIn("installed.toml: there is no such file", str(self.assertRaises(SettingsError, self.region)))
 
 
 class TestEmbeddedDatabase(SynchronousTestCase):

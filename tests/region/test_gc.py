@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from region.images.gc import collect, retained
+from region.images.gc import FETCHING_SECONDS, collect, retained
 from region.images.lock import ImportLockLost, try_lock, unlock
 from rpc.blobs import BlobStore
 from rpc.manifest import Manifest
@@ -109,6 +111,40 @@ class CollectTests(ImportTestCase):
         await self.publish(image(version="20260104"))
         self.assertEqual(await self.retired(), {second})
         self.assertTrue(self.blobs.path(self.blob_of("20260101")).exists())
+
+    async def fetched_by_rack(self, what: object, *, ago: float = 0.0) -> None:
+        """The rack has told some other region process that it is fetching generation ``what``."""
+        await self.held_by_rack(0)
+        await self.database.execute(
+            """UPDATE rack_inventory SET generation = NULL, state = 'syncing', progress = %s,
+                   reported = now() - make_interval(secs => %s)""",
+            (json.dumps({"generation": what}), ago),
+        )
+
+    async def test_what_a_rack_is_fetching_that_is_linked_with_another_region_process_is_kept(self) -> None:
+        first, second = await self.publish_versions(2)
+        await self.fetched_by_rack(first)
+        await self.publish(image(version="20260103"))
+        await self.publish(image(version="20260104"))
+        self.assertEqual(await self.retired(), {second})
+        self.assertTrue(self.blobs.path(self.blob_of("20260101")).exists())
+        await self.database.execute("UPDATE rack_inventory SET state = 'ready', progress = '{}'")
+        await self.import_now()
+        self.assertEqual(await self.retired(), {first, second})
+
+    async def test_a_rack_that_has_not_been_heard_of_for_hours_is_not_fetching_any_more(self) -> None:
+        first, _ = await self.publish_versions(2)
+        await self.fetched_by_rack(first, ago=FETCHING_SECONDS + 1)
+        await self.publish(image(version="20260103"))
+        self.assertEqual(await self.retired(), {first})
+
+    async def test_whatever_a_rack_says_of_its_progress_old_generations_are_retired(self) -> None:
+        first, second = await self.publish_versions(2)
+        await self.fetched_by_rack(first)
+        for number, odd in enumerate((None, "x", -1, 1.5, 10**30, [first], {"a": first}, True), 3):
+            await self.database.execute("UPDATE rack_inventory SET progress = %s", (json.dumps({"generation": odd}),))
+            await self.publish(image(version=f"202601{number:02}"))
+        self.assertLessEqual({first, second}, await self.retired())
 
     async def test_a_revoked_rack_keeps_nothing(self) -> None:
         first, _ = await self.publish_versions(2)

@@ -134,6 +134,15 @@ class RenewTests(CertificateTestCase):
         self.assertEqual(await self.database.one("SELECT count(*) FROM rack_certificate"), (KEPT + 1,))
         await self.issued.admit("aaaaaa", self.first)
 
+    async def test_a_stored_certificate_is_kept_for_its_first_use_however_often_storing_the_next_fails(self) -> None:
+        # The link is not dropped for a new certificate, so it may be months until the rack shows it.
+        await self.issued.admit("aaaaaa", self.first)
+        second = await self.renew()
+        await self.issued.stored("aaaaaa", second)
+        for _ in range(KEPT + 5):
+            await self.renew()
+        await self.issued.admit("aaaaaa", second)
+
     async def test_while_the_authority_changes_a_rack_gets_one_by_the_next_and_both_to_trust(self) -> None:
         self.authority.keys = Keys(AUTHORITY, NEXT, KEYS.region)
         renewed = await self.renewed()
@@ -170,6 +179,16 @@ class BehindTests(CertificateTestCase):
         # When the old one is retired, both are to be told to trust it no more.
         self.authority.keys = Keys(NEXT, None, KEYS.region)
         self.assertEqual(await self.names(), ["one", "two"])
+
+    async def test_a_rack_trusts_what_came_with_the_last_certificate_that_it_stored(self) -> None:
+        # Another region process, which has not seen that the authority is being changed, has renewed it since.
+        await self.issued.admit("aaaaaa", self.first)
+        self.authority.keys = Keys(AUTHORITY, NEXT, KEYS.region)
+        await self.issued.stored("aaaaaa", await self.renew())
+        self.assertEqual(await self.locked_out(NEXT.certificate), [])
+        self.authority.keys = KEYS
+        await self.issued.stored("aaaaaa", await self.renew())
+        self.assertEqual(await self.locked_out(NEXT.certificate), ["one"])
 
     async def test_nobody_waits_for_a_revoked_rack(self) -> None:
         await self.store.revoke("aaaaaa")

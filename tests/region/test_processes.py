@@ -108,6 +108,30 @@ class ProcessesTests(DatabaseTestCase):
         [_, other] = (await one.connections())["aaaaaa"].live
         self.assertEqual((other.process, other.host, other.address), (two.id, "machine", "192.0.2.1:5"))
 
+    async def test_another_instance_of_a_rack_is_found_with_whatever_process_it_is_linked(self) -> None:
+        one, two = await self.start("one"), await self.start("two")
+        one.linked("aaaaaa", "192.0.2.1:4", "first")
+        one.linked("bbbbbb", "192.0.2.2:4")  # one that is too old to say which instance it is
+        await self.rows_are(("one", "aaaaaa"), ("one", "bbbbbb"))
+        found = await two.elsewhere("aaaaaa", "second")
+        assert found is not None
+        self.assertEqual((found.name, found.address), ("one", "192.0.2.1:4"))
+        for process, rack, instance in (
+            (two, "aaaaaa", "first"), (two, "bbbbbb", "second"), (two, "cccccc", "x"), (one, "aaaaaa", "second"),
+        ):  # fmt: skip
+            self.assertIsNone(await process.elsewhere(rack, instance))
+        one.linked("aaaaaa", "192.0.2.1:5", "second")
+        one.linked("cccccc", "192.0.2.3:4", "any text, with \0, " + "x" * 60_000)
+        await self.rows_are(("one", "aaaaaa"), ("one", "bbbbbb"), ("one", "cccccc"))
+        self.assertIsNotNone(await two.elsewhere("cccccc", "another, with \0"))
+
+        async def is_changed() -> bool:
+            return await two.elsewhere("aaaaaa", "second") is None
+
+        await self.until(is_changed)
+        await self.age("one", STALE_SECONDS + 1)
+        self.assertIsNone(await two.elsewhere("aaaaaa", "third"))
+
     async def test_a_link_that_ended_is_not_listed_by_anyone(self) -> None:
         one, two = await self.start("one"), await self.start("two")
         one.linked("aaaaaa", "192.0.2.1:4")

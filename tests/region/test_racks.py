@@ -6,8 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
 
-from region.racks import RackInUse, RackRefused, RackRegistry, RackStore, watch
+from region.database import DatabaseUnavailable
+from region.racks import REFRESH_AGAIN_SECONDS, RackInUse, RackRefused, RackRegistry, RackStore, watch
 from rpc.commands import Ping
 from rpc.outcomes import Answered, Outcome, TimedOut
 from rpc.protocol import Life, Peer
@@ -47,9 +50,11 @@ class Recorded:
 
     def __init__(self) -> None:
         self.now: dict[str, str] = {}
+        self.instances: list[str] = []
 
-    def linked(self, system_id: str, address: str) -> None:
+    def linked(self, system_id: str, address: str, instance: str) -> None:
         self.now[system_id] = address
+        self.instances.append(instance)
 
     def unlinked(self, system_id: str) -> None:
         del self.now[system_id]
@@ -93,6 +98,16 @@ class RegistryTests(DatabaseTestCase):
         await refreshing
         await reporting
         self.assertEqual(self.registry.held_generations(), {"aaaaaa": 7})
+
+    async def test_a_refresh_under_way_does_not_put_back_that_a_lost_link_is_up(self) -> None:
+        mine, later = link("aaaaaa"), datetime(2100, 1, 1, tzinfo=UTC)
+        registry = RackRegistry(self.store, lambda: later)
+        await registry.register(mine, "1")
+        refreshing = Deferred.fromCoroutine(registry.refresh())
+        losing = Deferred.fromCoroutine(registry.lost(mine))
+        await refreshing
+        await losing
+        self.assertEqual(registry.not_connected_since("aaaaaa"), later.timestamp())
 
     async def test_registering_makes_the_link_the_rack_s(self) -> None:
         mine = link("aaaaaa")
@@ -146,7 +161,7 @@ class RegistryTests(DatabaseTestCase):
     async def test_revoking_a_rack_closes_its_link_in_every_region_process_and_says_why(self) -> None:
         other = RackRegistry(self.store, lambda: NOW)
         refreshed: Deferred[str] = Deferred()
-        watch(other, self.database)
+        watch(other, self.database, Clock())
         await other.refresh()
         mine = link("aaaaaa")
         mine.close = lambda reason: refreshed.callback(reason)
@@ -192,6 +207,7 @@ class RegistryTests(DatabaseTestCase):
         await self.registry.register(after, "1", "second", 1)
         self.assertIs(self.registry.link_of("aaaaaa"), after)
         self.assertEqual(len(before.closed), 1)
+        self.assertEqual(self.connections.instances, ["first", "second"])
 
     async def test_a_link_that_was_lost_while_it_registered_takes_nobody_s_place(self) -> None:
         # Regression: it closed the link by which the rack had come back meanwhile.
@@ -274,3 +290,47 @@ class RegistryTests(DatabaseTestCase):
         self.assertIsNone(self.registry.link_of("aaaaaa"))
         self.assertEqual(len(mine.closed), 1)
         self.assertFalse(await self.store.forget("aaaaaa"))
+
+
+class FailingRegistry:
+    """Fails to read the racks with ``error`` unless that is None."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.refreshed = 0
+
+    async def refresh(self) -> None:
+        self.refreshed += 1
+        if self.error is not None:
+            raise self.error
+
+    def listen(self, channel: str, changed: Any) -> None:
+        self.changed = changed
+
+
+class WatchTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.registry = FailingRegistry()
+        both: Any = self.registry
+        watch(both, both, self.clock)
+
+    def test_a_change_that_could_not_be_read_is_read_again_until_that_succeeds(self) -> None:
+        self.registry.error = DatabaseUnavailable("no route to the server")
+        for _ in range(3):
+            self.registry.changed("")
+        self.assertEqual(self.registry.refreshed, 3)
+        self.clock.pump([REFRESH_AGAIN_SECONDS] * 4)
+        self.assertEqual(self.registry.refreshed, 7)
+        self.registry.error = None
+        self.clock.pump([REFRESH_AGAIN_SECONDS] * 4)
+        self.assertEqual(self.registry.refreshed, 8)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_an_error_of_its_own_is_logged_with_its_traceback_and_ends_nothing(self) -> None:
+        self.registry.error = ValueError("a bug")
+        self.registry.changed("")
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        self.registry.error = None
+        self.clock.advance(REFRESH_AGAIN_SECONDS)
+        self.assertEqual(self.registry.refreshed, 2)

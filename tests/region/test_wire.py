@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -10,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.authority import EnrolledRack, TokenRefused
 from region.database import DatabaseUnavailable
 from region.events import NotEnrolled
+from region.processes import Connection
 from region.racks import RackInUse, RackRefused
 from region.wire import RegionWire
 from rpc.commands import (
@@ -29,6 +31,7 @@ from rpc.events import MAX_BATCH, Event
 from rpc.failures import Unavailable
 from rpc.protocol import NotAllowed, Peer
 from rpc.testing import RecordingReporter, linked
+from tests.logs import Logs
 
 DIGEST = "d" * 64
 TOKEN = "0123456789abcdef"
@@ -68,6 +71,9 @@ class Fakes:
         self.link: Any = None
         self.calls: list[tuple[Any, ...]] = []
         self.refuses: Exception | None = None
+        self.away = False
+        self.is_enrolled = True
+        self.other: tuple[str, Connection] | None = None
 
     def _call(self, *call: Any) -> None:
         self.calls.append(call)
@@ -98,11 +104,19 @@ class Fakes:
 
     async def refresh(self) -> None:
         self._call("refresh")
+        if self.away:
+            raise DatabaseUnavailable("no route to the server")
+
+    def enrolled(self) -> dict[str, object]:
+        return {"aaaaaa": None} if self.is_enrolled else {}
 
     id = "p1"
 
     def endpoints(self) -> dict[str, list[str]]:
         return {"p1": ["*:5250"], "p2": []}
+
+    async def elsewhere(self, system_id: str, instance: str) -> Connection | None:
+        return None if self.other is None or self.other[0] == instance else self.other[1]
 
     async def register(self, link: Any, version: str, instance: str, attempt: int) -> FakeRack:
         self._call("register", link.peer.id, version, instance, attempt)
@@ -147,6 +161,17 @@ class WireTests(SynchronousTestCase):
         self.assertEqual(answer, {"certificate": b"certificate", "ca": b"ca", "system_id": "aaaaaa"})
         self.assertEqual(self.fakes.calls, [("enrol", b"binding", TOKEN, b"p", b"csr", "one"), ("refresh",)])
 
+    def test_a_rack_that_is_enrolled_gets_its_certificate_also_when_the_database_fails_then(self) -> None:
+        self.fakes.away = True
+        answer = self.result(self.wire.enroll(self.link, TOKEN, b"p", b"csr", "one"))
+        self.assertEqual(answer["system_id"], "aaaaaa")
+
+    def test_a_refusal_to_enrol_is_one_event_in_the_log(self) -> None:
+        self.fakes.refuses = TokenRefused("expired")
+        logs = Logs(self)
+        self.failure(self.wire.enroll(self.link, TOKEN, b"p", b"csr", "one"), EnrolmentRefused)
+        self.assertEqual(logs.texts, [])  # the link, which is not here, reports the call
+
     def test_a_refusal_to_enrol_tells_the_rack_why(self) -> None:
         for refusal in (TokenRefused("expired"), RackRefused("taken")):
             self.fakes.refuses = refusal
@@ -179,6 +204,15 @@ class WireTests(SynchronousTestCase):
     def test_a_rack_whose_other_link_is_alive_is_told(self) -> None:
         self.fakes.refuses = RackInUse("linked already")
         self.assertEqual(self.failure(self.register([1]), AlreadyLinked), "linked already")
+
+    def test_a_copy_of_a_rack_is_refused_that_comes_to_another_process_than_the_rack_is_linked_with(self) -> None:
+        other = Connection("p2", "second", "host-2", datetime(2026, 11, 30, tzinfo=UTC), "192.0.2.9:4")
+        self.fakes.other = ("the first", other)
+        why = self.failure(self.wire.register(self.link, [1], "one", "0.1", "a copy", 1), AlreadyLinked)
+        for part in ("192.0.2.9:4", "192.0.2.1:4", "second on host-2", "two machines"):
+            self.assertIn(part, why)
+        self.assertEqual([call[0] for call in self.fakes.calls], ["admit"])
+        self.result(self.wire.register(self.link, [1], "one", "0.1", "the first", 1))
 
     def test_a_rack_that_does_not_know_the_authorities_is_asked_to_renew(self) -> None:
         self.fakes.link, self.fakes.behind = self.link, [FakeRack()]
@@ -214,6 +248,12 @@ class WireTests(SynchronousTestCase):
     def test_a_rack_is_told_of_every_process_and_of_which_it_asks(self) -> None:
         answer = self.result(self.wire.endpoints(self.link))
         self.assertEqual(answer, {"process": "p1", "endpoints": {"p1": ["*:5250"], "p2": []}})
+        Endpoints.answer_schema.dump(answer)
+
+    def test_a_rack_that_was_revoked_is_not_told_where_the_region_is(self) -> None:
+        self.fakes.is_enrolled = False
+        answer = self.result(self.wire.endpoints(self.link))
+        self.assertEqual(answer, {"process": "p1", "endpoints": {}})
         Endpoints.answer_schema.dump(answer)
 
     def test_no_common_version_says_which_side_to_upgrade(self) -> None:

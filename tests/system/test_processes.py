@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import time
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -63,6 +64,9 @@ class ProcessesTests(SynchronousTestCase):
         self.assertEqual(rack["connected"], bool(rack["connections"]))
         return sorted(connection["process"] for connection in rack["connections"])
 
+    def in_log(self, region: Region, text: str) -> bool:
+        return text in region.log.read_text("utf-8", "replace")
+
     def wait_linked(self, through: Region, *names: str, seconds: float = 120.0) -> None:
         wait_for(
             lambda: self.linked(through) == sorted(names), f"links with {names} seen through {through.log}", seconds
@@ -100,6 +104,12 @@ class ProcessesTests(SynchronousTestCase):
         finally:
             self.rack.send(signal.SIGCONT)
         self.wait_linked(self.one, "one", "two")
+
+        # What is asked of one process is done by the other as well, at once.
+        self.two.command("racks", "revoke", self.rack.rack_name)
+        for region in (self.one, self.two):
+            wait_for(partial(self.in_log, region, "it was revoked"), "the link to be cut", TRUTH_SECONDS)
+        self.wait_linked(self.one, seconds=TRUTH_SECONDS)
 
     def test_a_region_process_that_goes_silent_is_left_by_the_rack_and_struck_off(self) -> None:
         self.wait_linked(self.two, "one", "two")

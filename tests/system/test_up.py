@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -144,6 +145,25 @@ class TestUp(TestCase):
         self.assertIn("stopping", up.output)
         for pid in processes:
             await gone(pid)
+
+    async def test_another_rack_that_has_joined_and_is_away_is_not_waited_for(self) -> None:
+        up = self.up()
+        await up.says("Ctrl-C here stops everything")
+        made = Program("region", "join-token", "--config", str(self.state / "region.toml"))
+        self.assertEqual(await made.ended(), 0, made.output)
+        settings = self.root / "second.toml"
+        settings.write_text('state_directory = "second"')
+        [listens] = re.findall(r"^\[rpc\]\nlisten = .*\nport = (\d+)", (self.state / "region.toml").read_text(), re.M)
+        joining = Program(
+            "rack", "join", "--config", str(settings), "--region", f"127.0.0.1:{listens}", "--name", "second",
+            made.output.strip(),
+        )  # fmt: skip
+        self.assertEqual(await joining.ended(), 0, joining.output)
+        up.send(signal.SIGINT)
+        self.assertEqual(await up.ended(), 0, up.output)
+        again = self.up("--then-stop")
+        self.assertEqual(await again.ended(), 0, again.output)
+        self.assertIn("2 of 2 releases can be deployed", again.output)
 
     async def test_a_signal_that_comes_twice_at_once_stops_it_in_order(self) -> None:
         up = self.up()

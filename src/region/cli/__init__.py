@@ -455,5 +455,7 @@ examples:
 
 def _config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", metavar="FILE", default=DEFAULT_CONFIG, help="the region's settings (default: %(default)s)"
-    )
+        "--config", metavar="FILE", default=DEFAULT_CONFIG,
+        help="the region's settings (default: %(default)s; where that is not, those of the `stanchion up` that runs "
+        "from this directory)",
+    )  # fmt: skip

@@ -26,13 +26,15 @@ from twisted.logger import (
 from twisted.python.failure import Failure
 
 from region.api.keys import ApiKeyStore
-from region.authority_files import AuthorityError, read_ca
+from region.authority_files import AuthorityError, is_changing, read_ca
+from region.cli import DEFAULT_CONFIG
 from region.config import RegionConfig
 from region.database import Database, DatabaseUnavailable
 from region.database.premises import NAME
 from region.tokens import create_join_token, list_join_tokens, revoke_join_token
 from rpc.certificates import moment
-from rpc.console import CommandFailed, Status, write, write_json, write_table
+from rpc.console import CommandFailed, Status, complain, write, write_json, write_table
+from rpc.profile import is_up, state_directory
 from rpc.settings import load
 
 T = TypeVar("T")
@@ -40,9 +42,23 @@ T = TypeVar("T")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+def config_of(arguments: argparse.Namespace) -> RegionConfig:
+    """The settings of the region on this host: those that ``--config`` names; by default those that are installed, or,
+    where none are, those of the ``stanchion up`` that runs from this directory.
+
+    :raises SettingsError: if they cannot be read, or are no good.
+    """
+    path = Path(arguments.config)
+    if arguments.config == DEFAULT_CONFIG and not path.exists():
+        state = state_directory(Path.cwd())
+        if is_up(state):
+            path = state / "region.toml"
+    return load(RegionConfig, path)
+
+
 def apikey(arguments: argparse.Namespace) -> int:
     """Make an API key."""
-    config = load(RegionConfig, arguments.config)
+    config = config_of(arguments)
     key = in_database(config, lambda database: ApiKeyStore(database).create(arguments.name))
     if arguments.json:
         write_json({"key": key.text, "name": key.name})
@@ -53,7 +69,7 @@ def apikey(arguments: argparse.Namespace) -> int:
 
 def join_token(arguments: argparse.Namespace) -> int:
     """Make a join token; or list those that there are, or take one back."""
-    config = load(RegionConfig, arguments.config)
+    config = config_of(arguments)
     if arguments.list:
         return _list_tokens(arguments, config)
     if arguments.revoke:
@@ -63,11 +79,17 @@ def join_token(arguments: argparse.Namespace) -> int:
         raise CommandFailed(f"--uses must be 1 or more, not {arguments.uses}", Status.USAGE)
     try:
         ca = read_ca(authority_directory(config))
+        changing = is_changing(authority_directory(config))
     except AuthorityError as error:
         raise CommandFailed(str(error), Status.USAGE) from error
     token = in_database(
         config, lambda database: create_join_token(database, ca, expires_seconds=seconds, uses=arguments.uses)
     )
+    if changing:
+        complain(
+            "the certificate authority is being changed: a rack can join with this token only until the change is "
+            "finished (stanchion region rotate-ca --finish)"
+        )
     if arguments.json:
         write_json({"token": token, "expires_seconds": seconds, "uses": arguments.uses})
     else:

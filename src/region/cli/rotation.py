@@ -13,14 +13,14 @@ from functools import partial
 from attrs import frozen
 
 from region.authority_files import AuthorityError, Keys, begin_change, finish_change, load_keys
-from region.cli.local import authority_directory, in_database, say
+from region.cli.local import authority_directory, config_of, in_database, say
 from region.config import RegionConfig
 from region.database import Database
 from region.issued import IssuedCertificates
 from region.keeping import tell
+from region.tokens import revoke_join_tokens
 from rpc.certificates import fingerprint
 from rpc.console import CommandFailed, Status
-from rpc.settings import load
 
 
 @frozen
@@ -35,7 +35,7 @@ class Change:
 
 def run(arguments: argparse.Namespace) -> int:
     """Begin to change the authority, show how far that is, or end it."""
-    config = load(RegionConfig, arguments.config)
+    config = config_of(arguments)
     try:
         if arguments.finish:
             return _finish(arguments, config)
@@ -98,6 +98,7 @@ async def finish(config: RegionConfig, database: Database, *, anyway: bool = Fal
         )
     keys = finish_change(directory, config.name, now)
     await tell(database)
+    await revoke_join_tokens(database)
     return Change(keys, behind)
 
 

@@ -302,12 +302,19 @@ class Up:
         save_profile(state.profile, profile)
         return Client(profile, timeout=REQUEST_SECONDS)
 
+    @property
+    def _identity(self) -> Path:
+        return self.wanted.state.root / "rack" / "identity" / "identity.json"
+
+    def _system_id(self) -> str:
+        """Which rack it is that runs here, once it has joined."""
+        return str(json.loads(self._identity.read_bytes())["system_id"])
+
     async def _has_joined(self, client: Client) -> bool:
         """Whether the rack has an identity that the region still knows."""
-        path = self.wanted.state.root / "rack" / "identity" / "identity.json"
-        if not path.exists():
+        if not self._identity.exists():
             return False
-        system_id = json.loads(path.read_bytes())["system_id"]
+        system_id = self._system_id()
         return any(rack["system_id"] == system_id for rack in await self._in_thread(client.get, "rackcontrollers/"))
 
     async def _join(self, ports: Ports) -> None:
@@ -351,12 +358,14 @@ class Up:
         return job
 
     async def _until_in_step(self, client: Client) -> Any:
-        """Wait until the rack holds what is published; the answer that then holds."""
+        """Wait until the rack holds what is published; the answer that then holds. Other racks that have joined may be
+        away for as long as they like."""
         write("the rack fetches the images …")
+        mine = self._system_id()
         shown, answered = "", self.reactor.seconds()
         while True:
             answer = await self._in_thread(ask, client, "releases/")
-            racks = answer["racks"]
+            racks = [rack for rack in answer["racks"] if rack["system_id"] == mine]
             if racks and all(rack["in_step"] for rack in racks):
                 return answer
             for rack in racks:
@@ -370,7 +379,7 @@ class Up:
                     write(f"  {safe(rack['name'])}: {safe(said)}")
             if self.reactor.seconds() - answered > SILENT_SECONDS:
                 raise CommandFailed(
-                    f"no rack has answered for {SILENT_SECONDS:.0f} s; see {self.wanted.state.log('rack')}",
+                    f"the rack has not answered for {SILENT_SECONDS:.0f} s; see {self.wanted.state.log('rack')}",
                     Status.UNREACHABLE,
                 )
             await deferLater(self.reactor, POLL_SECONDS)

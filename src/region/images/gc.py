@@ -50,6 +50,18 @@ SELECT system_id, generation FROM rack_inventory JOIN rack USING (system_id)
 WHERE revoked IS NULL AND generation IS NOT NULL
 """
 
+FETCHING_SECONDS: Final = 6 * 3600
+"""How long a rack that last reported that it was fetching is believed to do so still. While it is linked it reports
+every few seconds; without a link it goes on by itself."""
+
+# What a rack says that it is fetching, to whichever region process: this one knows only of those that it told itself.
+_FETCHING: Final = """
+SELECT system_id, fetching::bigint
+FROM (SELECT system_id, progress->>'generation' AS fetching FROM rack_inventory JOIN rack USING (system_id)
+      WHERE revoked IS NULL AND state = 'syncing' AND reported > now() - make_interval(secs => %s)) AS reporting
+WHERE fetching ~ '^[0-9]{1,18}$'
+"""
+
 
 async def collect(
     session: Session,
@@ -63,7 +75,7 @@ async def collect(
     """Retire generations and remove files that nothing needs.
 
     :param session: the session that holds the import's lock, so that no import is fetching or publishing.
-    :param syncing: for each rack that is fetching a generation, which.
+    :param syncing: for each rack that this process told to fetch a generation, which.
     :param also_keep: the sha256 of files that the next import will want, although no generation has them.
     :param stale_after: seconds after which what was fetched in part is removed, if it is not to be kept.
     :raises ImportLockLost: if ``session`` does not hold the lock; then nothing was removed.
@@ -74,7 +86,8 @@ async def collect(
         current = await transaction.one("SELECT generation FROM current_generation")
         numbers = [row[0] for row in await transaction.query("SELECT number FROM generation WHERE retired IS NULL")]
         reported = dict(await transaction.query(_HELD))
-        keep = retained(numbers, None if current is None else current[0], reported, syncing())
+        fetching = dict(await transaction.query(_FETCHING, (FETCHING_SECONDS,)))
+        keep = retained(numbers, None if current is None else current[0], reported, fetching, syncing())
         retiring = tuple(sorted(set(numbers) - keep))
         if retiring:
             await transaction.execute(
