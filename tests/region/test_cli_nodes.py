@@ -56,12 +56,27 @@ class TestShow(CommandCase):
         for text in (
             "node-7 (abc234): Failed commissioning since", "why          Processing what 10-lshw wrote failed.",
             "OK \\x1b[31m", "amd64/generic, 8 CPUs, 16 GiB, uefi", "sda (500 GB)", "eth0 (00:16:3e:00:00:0a)",
-            "KeyError: 'size'", PROBLEM.correlation, "could not process what the script put out",
-            f"journalctl -u stanchion-region | grep -e {PROBLEM.correlation}", "stanchion node output node-7 10-lshw",
-            "stanchion node commission node-7", "Script result lookup or storage error", "hook [c0ffee]",
+            "KeyError: 'size'", PROBLEM.correlation, "the region could not process its output: see above",
+            f"journalctl -u stanchion-region | grep -A 40 -e {PROBLEM.correlation}",
+            "stanchion node output node-7 10-lshw", "stanchion node commission node-7",
+            "Script result lookup or storage error", "hook [c0ffee]",
         ):  # fmt: skip
             self.assertIn(text, output)
         self.assertEqual(self.region.seen[-1].query["id"], ["abc234"])
+
+    def test_what_no_step_of_this_run_explains_is_said_beside_the_result(self) -> None:
+        self.told(NODE, runs=({**RUN, "results": [RESULT, {**RESULT, "name": "x", "warning": "2 more came."}]},))
+        output = self.stanchion("node", "show", "node-7")[1]
+        self.assertIn("could not process what the script put out", output)
+        self.assertIn("2 more came.", output)
+
+    def test_of_many_failures_the_first_few_are_searched_for(self) -> None:
+        self.told(
+            NODE, *(evolve(PROBLEM, correlation=f"{number:032}", error_type="a.b.C") for number in range(9, 0, -1))
+        )
+        output = self.stanchion("node", "show", "node-7")[1]
+        self.assertIn(f"-e {1:032} -e {2:032} -e {3:032} (and so on: 6 more)", output)
+        self.assertIn(" C: 'size'", output)
 
     def test_only_the_runs_that_the_status_is_about_are_shown(self) -> None:
         self.told(NODE, runs=(RUN, {**RUN, "id": 2, "results": [{**RESULT, "name": "old"}]}))
@@ -89,11 +104,15 @@ class TestShow(CommandCase):
         path = "nodes/abc234/results/current-testing/"
         self.region.answers["GET", path] = "line\n\tother \x1b[31m\n"
         status, output, _ = self.stanchion("node", "output", "node-7", "a", "b", "--testing")
-        self.assertEqual((status, output), (0, "line\n\tother \\x1b[31m\n\n"))
+        self.assertEqual((status, output), (0, "line\n\tother \\x1b[31m\n"))
         self.assertEqual(
             self.region.seen[-1].query,
             {"op": ["download"], "output": ["combined"], "filetype": ["txt"], "filters": ["a,b"]},
         )
+        self.region.answers["GET", path] = b"\xff\x00\n"
+        self.assertEqual(self.stanchion("node", "output", "node-7", "--testing")[1], "\\xff\\x00\n")
+        self.region.answers["GET", path] = ""
+        self.assertEqual(self.stanchion("node", "output", "node-7", "--testing")[1], "nothing was written\n")
 
     def test_one_that_is_not_there_is_the_answer_no(self) -> None:
         self.region.answers["GET", "machines/node-7/"] = Told("There is no machine 'node-7'.", 404)

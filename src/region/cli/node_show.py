@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from region.cli.api import client_of
@@ -15,7 +15,10 @@ from rpc.console import CommandFailed, Status, painted, safe, size, write, write
 EVENTS: Final = 12
 """Events that are shown, the newest."""
 
-_FAILED: Final = ("Failed", "Timed out", "Aborted", "Degraded")
+GREPPED: Final = 3
+"""Ids that are searched for in the log at once."""
+
+_FAILED: Final = ("Failed", "Timed out", "Degraded")
 _STATES: Final = {"Ready": "ready", "Commissioning": "syncing", "Testing": "syncing", "Broken": "failed"}
 
 
@@ -30,7 +33,7 @@ def show(arguments: argparse.Namespace) -> int:
         return Status.YES
     _show_machine(machine)
     _show_problems(machine)
-    _show_results(results)
+    _show_results(results, {each["script"] for each in machine["problems"]})
     _show_advice(machine, results)
     if events:
         write("\nEvents")
@@ -50,10 +53,12 @@ def output(arguments: argparse.Namespace) -> int:
         client, f"nodes/{machine['system_id']}/results/{run}/", op="download", output="combined", filetype="txt",
         filters=",".join(arguments.script) or None,
     )  # fmt: skip
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "backslashreplace")
     if arguments.json:
         write_json({"output": text})
     else:
-        write(safe(str(text), keep="\n\t"))
+        write(safe(text, keep="\n\t").rstrip("\n") if text else "nothing was written")
     return Status.YES
 
 
@@ -62,10 +67,11 @@ def advice(machine: Any, runs: Sequence[Any]) -> Iterator[str]:
     name, status = machine["hostname"], machine["status_name"]
     problems = machine.get("problems", [])
     if problems:
-        ids = ", ".join(dict.fromkeys(each["correlation"] for each in problems if each["correlation"]))
+        ids = list(dict.fromkeys(each["correlation"] for each in reversed(problems) if each["correlation"]))
+        rest = f" (and so on: {len(ids) - GREPPED} more)" if len(ids) > GREPPED else ""
         yield (
-            f"The region failed at what it makes of the outputs, not the machine; the outputs are kept. Its log has "
-            f"the traceback under {ids}: journalctl -u stanchion-region | grep -e {ids.replace(', ', ' -e ')}"
+            "The region failed at what it makes of the outputs, not the machine; the outputs are kept. Where it runs, "
+            f"see the tracebacks: journalctl -u stanchion-region | grep -A 40 -e {' -e '.join(ids[:GREPPED])}{rest}"
         )
     for run in runs:
         kind = " --testing" if run["type_name"] == "Testing" else ""
@@ -145,14 +151,15 @@ def _show_problems(machine: Any) -> None:
     write_table(
         ("STEP", "SCRIPT", "ERROR", "WHEN", "IN THE LOG UNDER"),
         [
-            (each["step"], each["script"], f"{each['error_type']}: {each['error']}", each["occurred"],
-             each["correlation"])
+            (each["step"], each["script"], f"{each['error_type'].rpartition('.')[2]}: {each['error']}",
+             each["occurred"], each["correlation"])
             for each in reversed(machine["problems"])
         ],
     )  # fmt: skip
 
 
-def _show_results(runs: Sequence[Any]) -> None:
+def _show_results(runs: Sequence[Any], explained: Collection[str]) -> None:
+    """The runs with their results; what was said of the scripts that are ``explained`` is not said again."""
     for run in runs:
         if not run["results"]:
             continue
@@ -161,14 +168,18 @@ def _show_results(runs: Sequence[Any]) -> None:
             ("SCRIPT", "STATUS", "EXIT", "RUNTIME", "NOTE"),
             [
                 (
-                    each["name"], each["status_name"], each["exit_status"], each.get("runtime") or "", _note(each),
+                    each["name"], each["status_name"], each["exit_status"], each.get("runtime") or "",
+                    _note(each, explained),
                 )
                 for each in run["results"]
             ],
         )  # fmt: skip
 
 
-def _note(result: Any) -> str:
+def _note(result: Any, explained: Collection[str]) -> str:
+    if result.get("post_processing") == "failed" and result["name"] in explained:
+        late = len(result.get("late", ()))
+        return "the region could not process its output: see above" + (f"; {late} more came late" if late else "")
     if result.get("warning"):
         return str(result["warning"])
     return "is being processed" if result.get("post_processing") == "pending" else ""
