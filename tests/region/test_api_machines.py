@@ -228,6 +228,8 @@ class MachineTests(MachinesTestCase):
             response = await self.ask(method, path, **(form(**fields) if fields else {}))
             self.assertEqual(response.status, 404, path)
             self.assertIn("'nobody'", response.text)
+        for path in ("machines/%00/", "machines/%00/?op=get_token", "nodes/%F0%9F%92%A5/", "machines/' OR 1=1 --/"):
+            self.assertEqual((await self.ask("GET", path.replace(" ", "%20"))).status, 404, path)
 
 
 class ListTests(MachinesTestCase):

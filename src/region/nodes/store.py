@@ -163,6 +163,8 @@ class NodeStore:
 
     async def find(self, wanted: str) -> NodeName | None:
         """The node with this system id or, if there is none, this host name."""
+        if "\x00" in wanted:
+            return None  # PostgreSQL has no text with NUL
         row = await self._database.one(
             """SELECT id, system_id, hostname FROM node WHERE system_id = %(wanted)s OR hostname = lower(%(wanted)s)
                ORDER BY system_id = %(wanted)s DESC LIMIT 1""",
