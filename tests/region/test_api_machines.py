@@ -256,6 +256,7 @@ class ListTests(MachinesTestCase):
             ("tags=none", []), ("status=broken", ["two"]), ("status=8", ["two"]), ("status=new&hostname=one", ["one"]),
             ("architecture=amd64", ["one", "two", "three"]), ("architecture=arm64/generic", []), ("zone=other", []),
             ("zone=default&pool=default", ["one", "two", "three"]), ("hostname=two&status=new", []),
+            ("domain=here", []), ("agent_name=0123-4567", []), ("agent_name=&hostname=one", ["one"]),
         ):  # fmt: skip
             self.assertEqual(await self.names(query), names, query)
         for query, said in (("status=lost", "'Failed commissioning'"), ("mac_address=x", "'x'"), ("limit=0", "0")):

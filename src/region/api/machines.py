@@ -46,6 +46,8 @@ _FILTERS: Final = (
     Parameter("tags", "Only machines with this tag, and with every other that is given; may be repeated.", many=True),
     Parameter("zone", "Only machines in this zone; all are in `default`.", many=True),
     Parameter("pool", "Only machines in this pool; all are in `default`.", many=True),
+    Parameter("domain", "Only machines in this domain; none is in any.", many=True),
+    Parameter("agent_name", "Only machines that were allocated for this agent; none was for any.", many=True),
     Parameter("limit", "How many at most, oldest first; without it, all.", kind="integer", minimum=1, maximum=1000),
     Parameter("after", "Go on after the machine with this system id, the last of the page before."),
 )
@@ -331,6 +333,9 @@ def _wanted(values: Mapping[str, Any]) -> Wanted | None:
     """The filters of a list; None if nothing can be what they say."""
     for name in ("zone", "pool"):
         if name in values and "default" not in values[name]:
+            return None
+    for name in ("domain", "agent_name"):
+        if name in values and "" not in values[name]:
             return None
     return Wanted(
         system_ids=values.get("id", ()),
