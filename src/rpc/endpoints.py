@@ -23,7 +23,7 @@ from twisted.internet.interfaces import (
 )
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
-from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
+from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -34,6 +34,7 @@ from rpc.identity import TLS, JoinToken, enrolling_tls, prove, same_authority
 from rpc.limits import Door
 from rpc.patience import Patience, refused_delay
 from rpc.protocol import Life, Link, Responders, link_factory
+from rpc.records import LinkTLS, make_prompt
 
 log = Logger()
 
@@ -51,7 +52,7 @@ class NotNeeded(Exception):
 class _Unbuffered(TLSMemoryBIOFactory):
     # Twisted's default gathers small writes until the next turn of the reactor. A link writes whole boxes: it would
     # pay for that, with a timed call for each, and gain nothing.
-    protocol = TLSMemoryBIOProtocol
+    protocol = LinkTLS
 
 
 class _Guarded(_Unbuffered):
@@ -77,6 +78,7 @@ def listen_tls(
     """
     guarded = _Guarded(tls, factory, reactor, Door() if door is None else door)
     listening: IListeningPort = reactor.listenTCP(port, guarded, BACKLOG, interface)
+    make_prompt(listening)
     return listening
 
 

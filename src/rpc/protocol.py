@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from twisted.protocols import amp
 from twisted.python.failure import Failure
 
-from rpc.asks import REFERENCE, Asks, Result, encode, outcome_of
+from rpc.asks import REFERENCE, Alike, Asks, Result, encode, outcome_of
 from rpc.boxes import END, MAX_ANONYMOUS_BOX, MAX_BOX, BadBox, Parser, pairs
 from rpc.commands import BY_NAME, Command, DeclaredError, Ping, Register
 from rpc.connection import ANONYMOUS_SECONDS, CLOSING_SECONDS, HANDSHAKE_SECONDS, Connection, Life
@@ -152,11 +152,17 @@ class Link(Connection):
         return waiting
 
     def send(
-        self, command: type[Command], request: bytes, deadline: float | None, done: Callable[[Result], object]
+        self,
+        command: type[Command],
+        request: bytes,
+        deadline: float | None,
+        done: Callable[[Result], object],
+        alike: Alike | None = None,
     ) -> bytes | None:
         """Send what :func:`rpc.asks.encode` made. ``done`` is called once, perhaps before this returns None.
 
         :param deadline: seconds; None if the caller ends the ask itself.
+        :param alike: the answers of others that are asked the same command with it.
         :return: the ask's number.
         """
         if self.life is not Life.READY or command.since > self.version or len(self.asks) >= MAX_CALLS:
@@ -165,7 +171,7 @@ class Link(Connection):
                 self.report(command.__name__, "out", b"", 0.0, obstacle)
                 done(obstacle)
                 return None
-        return self.asks.start(command, request, deadline, done, self._write)
+        return self.asks.start(command, request, deadline, done, self._write, alike)
 
     def _obstacle(self, command: type[Command]) -> CallFailed | None:
         if self.life is Life.HANDSHAKE:
@@ -198,6 +204,8 @@ class Link(Connection):
         """Take bytes from the transport."""
         if self.life is not Life.READY:
             return  # the link is ending: TLS gives no data before the handshake is done
+        if self._parser.empty and self.asks.answered_alike(data):
+            return
         try:
             self._parser.feed(data, self._received)
         except BadBox as error:

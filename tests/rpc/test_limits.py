@@ -261,6 +261,8 @@ class RealTests(TlsTestCase):
             self.assertEqual(answer["stream_urls"], [urls])
             self.assertRegex(await lost, r"^\d+ bytes wait, which it does not read$")
             self.assertEqual(await other.call(Ping), {})
+            deaf.dataReceived = lambda data: None
+            deaf.transport.resumeProducing()  # who does not read does not see the end either
             await deaf.lost
 
         return Deferred.fromCoroutine(run())
