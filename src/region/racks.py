@@ -40,6 +40,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z")
 _ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
+RETURNS: Final = 50
+"""Racks that are to come back in a second, when all have lost their links: some 5 ms of the region's time for each."""
+
+
 class RackRefused(Exception):
     """A rack cannot be enrolled or served; the text says why and what to do."""
 
@@ -259,6 +263,11 @@ class RackRegistry:
     def enrolled(self) -> Mapping[str, Rack]:
         """Every enrolled rack by system id. The mapping never changes; a new one takes its place."""
         return self._racks
+
+    @property
+    def spread(self) -> int:
+        """Seconds within which the racks are to come back when they have all lost their links."""
+        return -(-len(self._racks) // RETURNS)
 
     def revoked(self) -> Mapping[str, Rack]:
         """Every rack that was revoked and not forgotten, likewise."""

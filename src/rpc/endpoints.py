@@ -88,11 +88,12 @@ def region_endpoint(reactor: Any, host: str, port: int, tls: TLS) -> IStreamClie
     return endpoint
 
 
-def retry_delay(attempt: int, jitter: Callable[[], float] = random.random) -> float:
+def retry_delay(attempt: int, jitter: Callable[[], float] = random.random, spread: float = 0.0) -> float:
     """Seconds until the next try after the ``attempt``-th failure in a row (from 1; the loss of a link is one): any
-    time up to 5, 10, 20, 40 and then 60. So racks that lost the region together do not come back together."""
+    time up to 5, 10, 20, 40 and then 60, or up to ``spread``, if that is longer. So racks that lost the region together
+    do not come back together."""
     longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(attempt - 1, 16))
-    return longest * jitter()
+    return max(longest, spread) * jitter()
 
 
 class _Presence(Protocol):
@@ -195,7 +196,7 @@ class Reconnecting(Service):
         prepare: Callable[[Link], Awaitable[object]],
         *,
         clock: Any,
-        retry: Callable[[int], float] = retry_delay,
+        retry: Callable[..., float] = retry_delay,
         refused: Callable[[int], float] = refused_delay,
     ) -> None:
         self.link: Link | None = None
@@ -208,7 +209,7 @@ class Reconnecting(Service):
 
     def _up(self, link: Link) -> None:
         self.link = link
-        self._patience.succeeded()
+        self._patience.succeeded(link.spread)
         link.on_lost(self._lost)
 
     def _lost(self, link: Link, reason: str) -> None:

@@ -243,6 +243,13 @@ class RegistryTests(DatabaseTestCase):
         row = await self.database.one("SELECT last_disconnected IS NOT NULL FROM rack")
         self.assertEqual(row, (True,))
 
+    async def test_the_more_racks_there_are_the_longer_they_are_told_to_take_to_come_back(self) -> None:
+        self.assertEqual(self.registry.spread, 1)
+        for number in range(50):
+            await self.enrol(f"c{number:05d}", f"many-{number}")
+        await self.registry.refresh()
+        self.assertEqual(self.registry.spread, 2)
+
     async def test_after_a_kill_an_older_end_is_not_taken_for_when_the_link_ended(self) -> None:
         first = link("aaaaaa")
         await self.registry.register(first, "1")
