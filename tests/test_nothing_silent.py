@@ -135,6 +135,13 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "HttpClient._drain",
         "FetchError",
     ): "only the head was wanted; it is closed",
+    ("src/rpc/records.py", "LinkTLS.dataReceived", "WantReadError"): "it was TLS's own, and OpenSSL has dealt with it",
+    ("src/rpc/records.py", "LinkTLS.dataReceived", "ZeroReturnError"): "the link is told that its peer has closed it",
+    ("src/rpc/records.py", "LinkTLS.dataReceived", "Error"): "the link is cut, and told the reason",
+    ("src/rpc/records.py", "LinkTLS.write", "WantReadError"): "Twisted keeps what was not taken",
+    ("src/rpc/records.py", "LinkTLS.write", "Error"): "the link is cut, and told the reason",
+    ("src/rpc/records.py", "LinkTLS._send", "WantReadError"): "there is nothing to send",
+    ("src/rpc/records.py", "PromptServer.write", "OSError"): "the buffer takes what was not sent, or finds the error",
 }
 """By file, function and what is silent there: why it may be."""
 

@@ -40,6 +40,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z")
 _ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
+RETURNS: Final = 50
+"""Racks that are to come back in a second, when all have lost their links: some 5 ms of the region's time for each."""
+
+
 class RackRefused(Exception):
     """A rack cannot be enrolled or served; the text says why and what to do."""
 
@@ -144,10 +148,14 @@ class RackStore:
         except psycopg2.errors.UniqueViolation as error:
             raise RackRefused(f"another rack is named {name!r}: take another name, or rename that one first") from error
 
-    async def connected(self, system_id: str, version: str) -> None:
-        """Record that the rack connected just now and which software it runs."""
+    async def connected(self, versions: Mapping[str, str]) -> None:
+        """Record that racks connected just now, and which software each runs, by system id."""
         await self._database.execute(
-            "UPDATE rack SET last_connected = now(), version = %s WHERE system_id = %s", (version, system_id)
+            """
+            UPDATE rack SET last_connected = now(), version = linked.version
+            FROM unnest(%s::text[], %s::text[]) AS linked (id, version) WHERE system_id = linked.id
+            """,
+            (list(versions), list(versions.values())),
         )
 
     async def disconnected(self, *system_ids: str) -> None:
@@ -242,6 +250,9 @@ class RackRegistry:
         # What is stored and what is shown change together, in the same order: a slow reading of the table must not
         # put back what a report has replaced meanwhile.
         self._order = DeferredLock()
+        # Registrations that wait to be recorded: each rack's version, and whom to tell.
+        self._versions: dict[str, str] = {}
+        self._waiting: list[Deferred[None]] = []
 
     async def refresh(self) -> None:
         """Read the table again, replace the mapping at once, and close links of racks that are gone from it."""
@@ -259,6 +270,11 @@ class RackRegistry:
     def enrolled(self) -> Mapping[str, Rack]:
         """Every enrolled rack by system id. The mapping never changes; a new one takes its place."""
         return self._racks
+
+    @property
+    def spread(self) -> int:
+        """Seconds within which the racks are to come back when they have all lost their links."""
+        return -(-len(self._racks) // RETURNS)
 
     def revoked(self) -> Mapping[str, Rack]:
         """Every rack that was revoked and not forgotten, likewise."""
@@ -298,9 +314,7 @@ class RackRegistry:
             raise RackRefused(f"rack {system_id} is not enrolled here: join it again with stanchion rack join")
         while True:
             await self._make_room(rack, link, turn)
-            async with self._order:
-                await self.store.connected(system_id, version)
-                self._change(system_id, version=version, last_connected=self._now())
+            await self._record(system_id, version)
             if not self._is_in_the_way(system_id, link, turn):
                 break  # otherwise a link of another instance came meanwhile
         # From here on nothing waits: what is decided is done.
@@ -318,6 +332,34 @@ class RackRegistry:
             log.warn("Rack {rack} ({name}) registered anew; its older link is closed.", rack=system_id, name=rack.name)
             older.close("the rack registered anew")
         return self._racks[system_id]
+
+    def _record(self, system_id: str, version: str) -> Deferred[None]:
+        """Record that the rack connected. Those that have to wait for something else are recorded in one statement."""
+        mine: Deferred[None] = Deferred()
+        self._waiting.append(mine)
+        self._versions[system_id] = version
+        if len(self._waiting) == 1:
+            recording = Deferred.fromCoroutine(self._record_all())
+            recording.addErrback(lambda reason: log.failure("Registrations could not be ended", reason))
+        return mine
+
+    async def _record_all(self) -> None:
+        error: Exception | None = None
+        async with self._order:
+            versions, self._versions = self._versions, {}
+            waiting, self._waiting = self._waiting, []
+            try:
+                await self.store.connected(versions)
+            except Exception as failed:  # noqa: BLE001  # each registration fails with it
+                error = failed
+            else:
+                for system_id, version in versions.items():
+                    self._change(system_id, version=version, last_connected=self._now())
+        for each in waiting:
+            if error is None:
+                each.callback(None)
+            else:
+                each.errback(Failure(error))
 
     def _is_in_the_way(self, system_id: str, link: Link, turn: _Turn) -> bool:
         """Whether there is a link of another instance of the rack than the one that registers on ``link``."""

@@ -153,7 +153,12 @@ class RegionWire:
             rack=rack.system_id, name=rack.name, peer=str(link.peer), software=software,
         )  # fmt: skip
         self.ask_to_renew(link.peer.id)
-        return {"version": version, "region": self._name, "stream_urls": self._stream_urls}
+        return {
+            "version": version,
+            "region": self._name,
+            "stream_urls": self._stream_urls,
+            "spread": self._registry.spread,
+        }
 
     async def _refuse_a_copy(self, link: Link, instance: str) -> None:
         """See to it that no other process is linked with another instance of the rack: that is another machine, or the

@@ -12,7 +12,7 @@ from typing import Any, Final
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.protocols import amp
 
-from rpc.arguments import Malformed
+from rpc.arguments import KIB, Malformed
 from rpc.boxes import END, BadBox, pairs
 from rpc.commands import Command, DeclaredError
 from rpc.failures import (
@@ -39,18 +39,54 @@ Report = Callable[[str, bytes, float, CallFailed | DeclaredError], object]
 """Makes known that a call failed, given the command's name, the ask, the seconds and the error."""
 
 _ASK: Final = b"\0\4" + amp.ASK
+_ANSWER: Final = b"\0\7" + amp.ANSWER
+_TAG: Final = len(_ANSWER) + 2
+
+MOST_ALIKE: Final = 64
+"""Answers that are remembered, to be known again; a fleet that is up to date has one."""
+
+LONGEST_ALIKE: Final = 4 * KIB
+"""Bytes of the longest that is."""
+
+
+class Alike:
+    """Answers to one command, which many peers are asked, by their bytes: of an answer that says the same as one before
+    the values are known without reading it. Such answers share their values, which nobody may change."""
+
+    __slots__ = ("_results",)
+
+    def __init__(self) -> None:
+        self._results: dict[bytes, dict[str, Any]] = {}
+
+    def get(self, rest: bytes) -> dict[str, Any] | None:
+        """The values of an answer, given the bytes that follow its number, if one like it was read before."""
+        return self._results.get(rest)
+
+    def add(self, box: Box, result: dict[str, Any]) -> None:
+        """Remember that ``result`` was read from ``box``."""
+        rest = pairs((key, value) for key, value in box.items() if key != amp.ANSWER) + END
+        if len(rest) <= LONGEST_ALIKE:
+            if len(self._results) >= MOST_ALIKE:
+                self._results.clear()
+            self._results[rest] = result
 
 
 class _Ask:
-    __slots__ = ("command", "done", "started", "timer")
+    __slots__ = ("alike", "command", "done", "started", "timer")
 
     def __init__(
-        self, command: type[Command], started: float, timer: IDelayedCall | None, done: Callable[[Result], object]
+        self,
+        command: type[Command],
+        started: float,
+        timer: IDelayedCall | None,
+        done: Callable[[Result], object],
+        alike: Alike | None,
     ) -> None:
         self.command = command
         self.started = started
         self.timer = timer
         self.done = done
+        self.alike = alike
 
 
 def encode(command: type[Command], arguments: Mapping[str, Any]) -> bytes:
@@ -102,16 +138,18 @@ class Asks:
         deadline: float | None,
         done: Callable[[Result], object],
         write: Callable[[bytes], object],
+        alike: Alike | None = None,
     ) -> bytes:
         """Write what :func:`encode` made, and call ``done`` when the call has ended.
 
         :param deadline: seconds; None if the caller ends the ask itself, by :meth:`expire`.
+        :param alike: what was answered to the same command by others.
         :return: the ask's number.
         """
         self.made += 1
         tag = b"%x" % self.made
         timer = None if deadline is None else self._clock.callLater(deadline, self.expire, tag, deadline)
-        self._asks[tag] = _Ask(command, self._clock.seconds(), timer, done)
+        self._asks[tag] = _Ask(command, self._clock.seconds(), timer, done, alike)
         write(_ASK + len(tag).to_bytes(2, "big") + tag + request)
         return tag
 
@@ -121,7 +159,9 @@ class Asks:
 
     def forget(self, tag: bytes) -> None:
         """The caller gave up: that is no failure, and the answer, if it comes, is of no interest."""
-        self._take(tag)
+        ask = self._asks.pop(tag, None)
+        if ask is not None and ask.timer is not None and ask.timer.active():
+            ask.timer.cancel()
 
     def lost(self, error: Callable[[], LinkLost]) -> None:
         """No answer will come any more: end every call, each with an error of its own."""
@@ -134,9 +174,24 @@ class Asks:
         if ask is None:
             return self._unexpected(tag)
         try:
-            result: Result = ask.command.answer_schema.load(box)
+            values = ask.command.answer_schema.load(box)
         except Malformed as error:
-            result = AnswerMalformed(f"the answer cannot be read: {error}")
+            self._end(tag, AnswerMalformed(f"the answer cannot be read: {error}"))
+            return True
+        if ask.alike is not None:
+            ask.alike.add(box, values)
+        self._end(tag, values)
+        return True
+
+    def answered_alike(self, data: bytes) -> bool:
+        """Take ``data`` if it is one answer, no more and no less, that says what another peer has answered before."""
+        if not data.startswith(_ANSWER):
+            return False
+        stop = _TAG + int.from_bytes(data[_TAG - 2 : _TAG], "big")
+        tag = data[_TAG:stop]
+        ask = self._asks.get(tag)
+        if ask is None or ask.alike is None or (result := ask.alike.get(data[stop:])) is None:
+            return False
         self._end(tag, result)
         return True
 
@@ -158,16 +213,12 @@ class Asks:
             raise BadBox(f"an answer to ask {tag[:20]!r}, which was never made")
         return False
 
-    def _take(self, tag: bytes) -> _Ask | None:
-        ask = self._asks.pop(tag, None)
-        if ask is not None and ask.timer is not None and ask.timer.active():
-            ask.timer.cancel()
-        return ask
-
     def _end(self, tag: bytes, result: Result) -> None:
-        ask = self._take(tag)
+        ask = self._asks.pop(tag, None)
         if ask is None:
             return
+        if ask.timer is not None and ask.timer.active():
+            ask.timer.cancel()
         seconds = self._clock.seconds() - ask.started
         if isinstance(result, dict):
             CALLS.answered(ask.command.__name__, "out", seconds)

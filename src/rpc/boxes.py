@@ -49,6 +49,11 @@ class Parser:
         self._box: dict[bytes, bytes] = {}
         self._size = 0
 
+    @property
+    def empty(self) -> bool:
+        """Whether what comes next begins a box."""
+        return not self._rest and not self._box
+
     def feed(self, data: bytes, receive: Callable[[dict[bytes, bytes]], bool]) -> None:
         """Take ``data``, and call ``receive`` with each box that is complete; when it returns False, stop there.
 

@@ -136,7 +136,8 @@ class Register(Command):
     version of its program. ``instance`` is of the rack's choice and new at each of its starts, and ``attempt`` a number
     that grows with each of its links: of two links of one instance, the higher number is the later, in whatever order
     they register. The answer has the ``version`` to use, the ``region``'s name, and, as a list of text, the
-    URLs under which the region's image stream can be read.
+    URLs under which the region's image stream can be read. When the link is lost, the rack is to come back at a random
+    moment within ``spread`` seconds: the more racks a region has, the longer.
     """
 
     arguments = [
@@ -146,7 +147,12 @@ class Register(Command):
         (b"instance", Text(optional=True)),
         (b"attempt", Integer(optional=True)),
     ]
-    response = [(b"version", Integer()), (b"region", Text()), (b"stream_urls", Json(64 * KIB, optional=True))]
+    response = [
+        (b"version", Integer()),
+        (b"region", Text()),
+        (b"stream_urls", Json(64 * KIB, optional=True)),
+        (b"spread", Integer(optional=True)),
+    ]
     errors = {
         VersionMismatch: b"VERSION_MISMATCH",
         RegistrationRefused: b"REGISTRATION_REFUSED",

@@ -23,6 +23,7 @@ from zope.interface import implementer
 from rpc.failures import LinkLost
 from rpc.identity import IdentityError, Peer, address_of, channel_binding, distrusts, explain, peer_of
 from rpc.limits import unread
+from rpc.metrics import CUTS
 from rpc.versions import OLDEST_VERSION
 
 log = Logger(namespace="rpc.protocol")
@@ -49,7 +50,8 @@ class Connection(amp.AMP):
     """What is common to both directions of a link; :class:`rpc.protocol.Link` is made of it.
 
     ``version`` is the version of the protocol that both ends speak on it; ``registered``, whether they have agreed on
-    one. It is a producer for its transport only to be told when the peer does not read.
+    one; ``spread``, within how many seconds a rack is to come back when the link is lost (0: the region did not say).
+    It is a producer for its transport only to be told when the peer does not read.
     """
 
     def __init__(self, clock: IReactorTime, peer: Peer | None, binding: bytes | None) -> None:
@@ -59,6 +61,7 @@ class Connection(amp.AMP):
         self.clock = clock
         self.version = OLDEST_VERSION
         self.registered = False
+        self.spread = 0.0
         self._peer_is_known = peer is not None
         self._binding = binding
         self._choked = False
@@ -167,9 +170,11 @@ class Connection(amp.AMP):
         self._end_with(reason)
         self.transport.abortConnection()  # type: ignore[attr-defined]  # TCP's and TLS's have it
 
-    def cut(self, reason: str) -> None:
-        """Cut the link now, and say so in the log: the peer asks for more than it may."""
+    def cut(self, kind: str, reason: str) -> None:
+        """Cut the link now, say so in the log, and count it under ``kind`` (see :data:`rpc.metrics.CUTS`): the peer
+        breaks the protocol, or asks for more than it may."""
         if self.life is Life.READY:
+            CUTS.labels(self.peer.role, kind).inc()
             log.error("The link with {peer} is cut: {reason}", peer=str(self.peer), reason=reason)
             self.abort(reason)
 
@@ -224,7 +229,7 @@ class Connection(amp.AMP):
         if self._choked:
             self._unread += len(data)
             if self._unread > unread(self.peer.role):
-                self.cut(f"{self._unread} bytes wait, which it does not read")
+                self.cut("unread", f"{self._unread} bytes wait, which it does not read")
 
     def pauseProducing(self) -> None:
         """The peer reads too slowly: from now on, what is written is counted. TCP says so at every write."""

@@ -23,7 +23,7 @@ from twisted.internet.interfaces import (
 )
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
-from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
+from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -34,6 +34,7 @@ from rpc.identity import TLS, JoinToken, enrolling_tls, prove, same_authority
 from rpc.limits import Door
 from rpc.patience import Patience, refused_delay
 from rpc.protocol import Life, Link, Responders, link_factory
+from rpc.records import LinkTLS, make_prompt
 
 log = Logger()
 
@@ -51,7 +52,7 @@ class NotNeeded(Exception):
 class _Unbuffered(TLSMemoryBIOFactory):
     # Twisted's default gathers small writes until the next turn of the reactor. A link writes whole boxes: it would
     # pay for that, with a timed call for each, and gain nothing.
-    protocol = TLSMemoryBIOProtocol
+    protocol = LinkTLS
 
 
 class _Guarded(_Unbuffered):
@@ -77,6 +78,7 @@ def listen_tls(
     """
     guarded = _Guarded(tls, factory, reactor, Door() if door is None else door)
     listening: IListeningPort = reactor.listenTCP(port, guarded, BACKLOG, interface)
+    make_prompt(listening)
     return listening
 
 
@@ -86,11 +88,12 @@ def region_endpoint(reactor: Any, host: str, port: int, tls: TLS) -> IStreamClie
     return endpoint
 
 
-def retry_delay(attempt: int, jitter: Callable[[], float] = random.random) -> float:
+def retry_delay(attempt: int, jitter: Callable[[], float] = random.random, spread: float = 0.0) -> float:
     """Seconds until the next try after the ``attempt``-th failure in a row (from 1; the loss of a link is one): any
-    time up to 5, 10, 20, 40 and then 60. So racks that lost the region together do not come back together."""
+    time up to 5, 10, 20, 40 and then 60, or up to ``spread``, if that is longer. So racks that lost the region together
+    do not come back together."""
     longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(attempt - 1, 16))
-    return longest * jitter()
+    return max(longest, spread) * jitter()
 
 
 class _Presence(Protocol):
@@ -193,7 +196,7 @@ class Reconnecting(Service):
         prepare: Callable[[Link], Awaitable[object]],
         *,
         clock: Any,
-        retry: Callable[[int], float] = retry_delay,
+        retry: Callable[..., float] = retry_delay,
         refused: Callable[[int], float] = refused_delay,
     ) -> None:
         self.link: Link | None = None
@@ -206,7 +209,7 @@ class Reconnecting(Service):
 
     def _up(self, link: Link) -> None:
         self.link = link
-        self._patience.succeeded()
+        self._patience.succeeded(link.spread)
         link.on_lost(self._lost)
 
     def _lost(self, link: Link, reason: str) -> None:

@@ -92,7 +92,7 @@ class Door:
         links = self._links.setdefault((link.peer.role, link.peer.id), [])
         links.append(link)
         if len(links) > self._most_links:
-            links.pop(0).cut(f"{link.peer} has more than {self._most_links} links, and this is its oldest")
+            links.pop(0).cut("links", f"{link.peer} has more than {self._most_links} links, and this is its oldest")
 
     def _left(self, link: Link, reason: str) -> None:
         self._strangers.pop(link, None)

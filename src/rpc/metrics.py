@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, Final
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -84,6 +84,14 @@ class CallMetrics(Collector):
             seconds.add_metric((command, direction), buckets=buckets, sum_value=numbers.seconds)
         yield calls
         yield seconds
+
+
+CUTS: Final = Counter(
+    "stanchion_rpc_cuts",
+    "Links that were cut because the peer broke the protocol or asked more than it may, by peer and reason (malformed, "
+    "flood, unread, links, silent).",
+    ["peer", "reason"],
+)
 
 
 def _registered() -> CallMetrics:

@@ -37,16 +37,18 @@ def refused_delay(attempt: int, jitter: Callable[[], float] = random.random) -> 
 class Patience:
     """What is remembered of the attempts to reach the region at ``address``, until one succeeds.
 
-    :param retry: seconds to wait after that many failures in a row.
+    :param retry: seconds to wait after that many failures in a row (the loss of a link is one); with a ``spread``, if
+        there is one.
     :param refused: the same, after that many refusals.
     """
 
-    def __init__(self, address: str, retry: Callable[[int], float], refused: Callable[[int], float]) -> None:
+    def __init__(self, address: str, retry: Callable[..., float], refused: Callable[[int], float]) -> None:
         self._address = address
         self._retry = retry
         self._refused = refused
         self._refusals = 0
         self._said = ""
+        self._spread = 0.0
 
     def failed(self, error: BaseException) -> None:
         """One more attempt failed: say so."""
@@ -66,11 +68,15 @@ class Patience:
             address=self._address, reason=reason, minutes=LONGEST_REFUSED_DELAY / 60,
         )  # fmt: skip
 
-    def succeeded(self) -> None:
-        """The link is up: what was is over."""
+    def succeeded(self, spread: float) -> None:
+        """The link is up: what was is over. When it is lost, its region wants racks to come back within ``spread``
+        seconds (0: it does not say)."""
+        self._spread = spread
         self._refusals = 0
         self._said = ""
 
     def delay(self, attempt: int) -> float:
         """Seconds to wait after the ``attempt``-th failure in a row, which :meth:`failed` was told of."""
-        return self._refused(self._refusals) if self._refusals else self._retry(attempt)
+        if self._refusals:
+            return self._refused(self._refusals)
+        return self._retry(attempt, spread=self._spread) if self._spread else self._retry(attempt)

@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from twisted.protocols import amp
 from twisted.python.failure import Failure
 
-from rpc.asks import REFERENCE, Asks, Result, encode, outcome_of
+from rpc.asks import REFERENCE, Alike, Asks, Result, encode, outcome_of
 from rpc.boxes import END, MAX_ANONYMOUS_BOX, MAX_BOX, BadBox, Parser, pairs
 from rpc.commands import BY_NAME, Command, DeclaredError, Ping, Register
 from rpc.connection import ANONYMOUS_SECONDS, CLOSING_SECONDS, HANDSHAKE_SECONDS, Connection, Life
@@ -37,7 +37,7 @@ from rpc.failures import (
 )
 from rpc.identity import Peer
 from rpc.limits import MAX_CALLS, MAX_REFUSED, answering
-from rpc.metrics import CALLS
+from rpc.metrics import CALLS, CUTS
 from rpc.outcomes import Outcome
 from rpc.reporting import UNKNOWN, FailedCall, IReporter, Reporter
 from rpc.responders import Refused, Responders
@@ -55,6 +55,8 @@ log = Logger()
 PING_INTERVAL: Final = 8.0
 """With :data:`PING_PATIENCE` less than 15 seconds, with something to spare: so soon a silent link is found dead."""
 PING_PATIENCE: Final = 5.0
+LONGEST_SPREAD: Final = 300
+"""Seconds; a rack stays away no longer than that because of what a region said."""
 MAX_TAG: Final = 32
 """Bytes; the longest number of an ask that is accepted. It is repeated in every answer, and in the log."""
 
@@ -106,6 +108,7 @@ class Link(Connection):
 
     def _ponged(self, result: Result) -> None:
         if isinstance(result, CallTimedOut):
+            CUTS.labels(self.peer.role, "silent").inc()
             self.abort(f"no answer to a ping within {self._patience:g} s")
         elif self.life is Life.READY:
             self._timer = self.clock.callLater(self._interval, self._ping)
@@ -152,11 +155,17 @@ class Link(Connection):
         return waiting
 
     def send(
-        self, command: type[Command], request: bytes, deadline: float | None, done: Callable[[Result], object]
+        self,
+        command: type[Command],
+        request: bytes,
+        deadline: float | None,
+        done: Callable[[Result], object],
+        alike: Alike | None = None,
     ) -> bytes | None:
         """Send what :func:`rpc.asks.encode` made. ``done`` is called once, perhaps before this returns None.
 
         :param deadline: seconds; None if the caller ends the ask itself.
+        :param alike: the answers of others that are asked the same command with it.
         :return: the ask's number.
         """
         if self.life is not Life.READY or command.since > self.version or len(self.asks) >= MAX_CALLS:
@@ -165,7 +174,7 @@ class Link(Connection):
                 self.report(command.__name__, "out", b"", 0.0, obstacle)
                 done(obstacle)
                 return None
-        return self.asks.start(command, request, deadline, done, self._write)
+        return self.asks.start(command, request, deadline, done, self._write, alike)
 
     def _obstacle(self, command: type[Command]) -> CallFailed | None:
         if self.life is Life.HANDSHAKE:
@@ -187,6 +196,7 @@ class Link(Connection):
             self.report(Register.__name__, "out", b"", 0.0, error)
             return error
         self.agreed(version)
+        self.spread = float(min(max(result.get("spread") or 0, 0), LONGEST_SPREAD))
         return result
 
     def _call_failed(self, command: str, tag: bytes, seconds: float, error: Exception) -> None:
@@ -198,11 +208,12 @@ class Link(Connection):
         """Take bytes from the transport."""
         if self.life is not Life.READY:
             return  # the link is ending: TLS gives no data before the handshake is done
+        if self._parser.empty and self.asks.answered_alike(data):
+            return
         try:
             self._parser.feed(data, self._received)
         except BadBox as error:
-            log.error("{peer} broke the protocol; the link is cut: {error}", peer=str(self.peer), error=str(error))
-            self.abort(f"the peer sent {error}")
+            self.cut("malformed", f"the peer sent {error}")
 
     def ampBoxReceived(self, box: dict[bytes, bytes]) -> None:
         """Take a box, from whoever hands them to AMP."""
@@ -247,7 +258,7 @@ class Link(Connection):
         self._write(_refusal(tag, error.code, error))
         self._refused += 1
         if self._refused >= MAX_REFUSED:
-            self.cut(f"it asks on, after {self._refused} asks were refused because it asks too many at a time")
+            self.cut("flood", f"it asks on, after {self._refused} asks were refused because it asks too many at a time")
 
     async def _respond(self, tag: bytes, name: bytes, box: dict[bytes, bytes]) -> None:
         started = self.clock.seconds()

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from rpc.asks import Result, encode, outcome_of
+from rpc.asks import Alike, Result, encode, outcome_of
 from rpc.commands import Command
 from rpc.failures import ArgumentsInvalid
 from rpc.outcomes import Outcome
@@ -16,19 +16,26 @@ from rpc.protocol import Link
 
 K = TypeVar("K", bound=Hashable)
 
-_PLAIN: Final = frozenset({str, int, bool, bytes})
+AT_ONCE: Final = 64
+"""Peers that are asked before the reactor has a turn, in which the first answers are read: by then what belongs to
+their links is still in the processor's cache, and nothing else has had to wait for a thousand asks to be written."""
 
 
 async def ask_all(
-    command: type[Command], asks: Mapping[K, tuple[Link, Mapping[str, Any]]], *, deadline: float | None = None
+    command: type[Command],
+    asks: Mapping[K, tuple[Link, Mapping[str, Any]]],
+    *,
+    deadline: float | None = None,
+    alike: Alike | None = None,
 ) -> dict[K, Outcome[dict[str, Any]]]:
     """Ask many peers at once, and give every outcome when the last is there: a round.
 
-    Much cheaper than :meth:`Link.ask` for each: equal arguments are encoded once, and one timer and one Deferred serve
-    all.
+    Much cheaper than :meth:`Link.ask` for each: arguments that are one object are encoded once, answers that are equal
+    are read once, and one timer and one Deferred serve all.
 
     :param asks: for each peer, under a key of the caller's, its link and the arguments.
     :param deadline: seconds, for each ask; the command's own by default.
+    :param alike: the answers of earlier rounds of this command, if those may be shared as well.
     """
     outcomes: dict[K, Outcome[dict[str, Any]]] = {}
     if not asks:
@@ -36,49 +43,46 @@ async def ask_all(
     seconds = command.deadline if deadline is None else deadline
     clock = next(iter(asks.values()))[0].clock
     started = clock.seconds()
-    pending: dict[K, tuple[Link, bytes]] = {}
-    everyone: Deferred[None] = Deferred(lambda _: forget())
-    encoded: dict[Any, bytes] = {}
-
-    def forget() -> None:
-        if timer.active():
-            timer.cancel()
-        for link, tag in pending.values():
-            link.asks.forget(tag)
+    tags: dict[K, bytes] = {}
+    everyone: Deferred[None] = Deferred()
+    encoded: dict[int, bytes] = {}
+    same = Alike() if alike is None else alike
 
     def ended(key: K, result: Result) -> None:
         outcomes[key] = outcome_of(result, clock.seconds() - started)
         if len(outcomes) == len(asks):
-            if timer.active():
-                timer.cancel()
-            if not everyone.called:
-                everyone.callback(None)
+            everyone.callback(None)
 
     def expire() -> None:
-        for key, (link, tag) in pending.items():
+        for key, tag in tags.items():
             if key not in outcomes:
-                link.asks.expire(tag, seconds)
+                asks[key][0].asks.expire(tag, seconds)
 
     timer = clock.callLater(seconds, expire)
-    for key, (link, arguments) in asks.items():
-        try:
-            request = _encoded(encoded, command, arguments)
-        except ArgumentsInvalid as error:
-            link.report(command.__name__, "out", b"", 0.0, error)
-            ended(key, error)
-            continue
-        tag = link.send(command, request, None, partial(ended, key))
-        if tag is not None:
-            pending[key] = (link, tag)
-    await everyone
+    try:
+        for number, (key, (link, arguments)) in enumerate(asks.items(), 1):
+            try:
+                # By identity, which is cheap, and sure: 1 equals True, and both encode differently.
+                if (request := encoded.get(id(arguments))) is None:
+                    request = encoded[id(arguments)] = encode(command, arguments)
+            except ArgumentsInvalid as error:
+                link.report(command.__name__, "out", b"", 0.0, error)
+                ended(key, error)
+                continue
+            tag = link.send(command, request, None, partial(ended, key), same)
+            if tag is not None:
+                tags[key] = tag
+            if number % AT_ONCE == 0 and number < len(asks):
+                turn: Deferred[None] = Deferred()
+                clock.callLater(0, turn.callback, None)
+                await turn
+        if not timer.active():
+            expire()  # of those that were asked after the others' time was up
+        await everyone
+    finally:
+        if timer.active():
+            timer.cancel()
+        if len(outcomes) < len(asks):  # nobody waits any more
+            for key, tag in tags.items():
+                asks[key][0].asks.forget(tag)
     return {key: outcomes[key] for key in asks}
-
-
-def _encoded(cache: dict[Any, bytes], command: type[Command], arguments: Mapping[str, Any]) -> bytes:
-    # The type is part of the key because 1 equals True; only plain values are looked up, since a tuple may hold both.
-    key = tuple((name, type(value), value) for name, value in arguments.items() if type(value) in _PLAIN)
-    if len(key) != len(arguments):
-        return encode(command, arguments)
-    if (request := cache.get(key)) is None:
-        request = cache[key] = encode(command, arguments)
-    return request

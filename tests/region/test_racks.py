@@ -243,6 +243,53 @@ class RegistryTests(DatabaseTestCase):
         row = await self.database.one("SELECT last_disconnected IS NOT NULL FROM rack")
         self.assertEqual(row, (True,))
 
+    async def test_racks_that_register_together_are_recorded_together(self) -> None:
+        ids = [f"c{number:05d}" for number in range(20)]
+        for each in ids:
+            await self.enrol(each, f"many-{each}")
+        recorded: list[list[str]] = []
+        connected = self.store.connected
+
+        async def recording(versions: Any) -> None:
+            recorded.append(list(versions))
+            await connected(versions)
+
+        self.patch(self.store, "connected", recording)
+        registering = [
+            Deferred.fromCoroutine(self.registry.register(link(each), f"v-{each}")) for each in [*ids, "missing"]
+        ]
+        for each, registered in zip(ids, registering, strict=False):
+            self.assertEqual((await registered).version, f"v-{each}")
+        with self.assertRaises(RackRefused):
+            await registering[-1]
+        self.assertEqual(sorted(each for some in recorded for each in some), ids)
+        self.assertLess(len(recorded), 4)
+        rows = await self.database.query("SELECT version FROM rack WHERE last_connected IS NOT NULL ORDER BY version")
+        self.assertEqual(rows, [(f"v-{each}",) for each in ids])
+
+    async def test_registrations_that_cannot_be_recorded_fail_each_and_the_next_are_tried(self) -> None:
+        await self.enrol("bbbbbb", "two")
+        connected = self.store.connected
+
+        async def away(versions: Any) -> None:
+            raise DatabaseUnavailable("away")
+
+        self.patch(self.store, "connected", away)
+        for registering in [
+            Deferred.fromCoroutine(self.registry.register(link(each), "1")) for each in ("aaaaaa", "bbbbbb")
+        ]:
+            with self.assertRaises(DatabaseUnavailable):
+                await registering
+        self.patch(self.store, "connected", connected)
+        self.assertEqual((await self.registry.register(link("aaaaaa"), "2")).version, "2")
+
+    async def test_the_more_racks_there_are_the_longer_they_are_told_to_take_to_come_back(self) -> None:
+        self.assertEqual(self.registry.spread, 1)
+        for number in range(50):
+            await self.enrol(f"c{number:05d}", f"many-{number}")
+        await self.registry.refresh()
+        self.assertEqual(self.registry.spread, 2)
+
     async def test_after_a_kill_an_older_end_is_not_taken_for_when_the_link_ended(self) -> None:
         first = link("aaaaaa")
         await self.registry.register(first, "1")

@@ -110,6 +110,7 @@ class Fakes:
     def enrolled(self) -> dict[str, object]:
         return {"aaaaaa": None} if self.is_enrolled else {}
 
+    spread = 20
     id = "p1"
 
     def endpoints(self) -> dict[str, list[str]]:
@@ -192,7 +193,7 @@ class WireTests(SynchronousTestCase):
 
     def test_registering_agrees_on_a_version_and_watches_the_link(self) -> None:
         answer = self.result(self.register([1, 2]))
-        self.assertEqual(answer, {"version": 1, "region": "region", "stream_urls": ["http://r/s"]})
+        self.assertEqual(answer, {"version": 1, "region": "region", "stream_urls": ["http://r/s"], "spread": 20})
         Register.answer_schema.dump(answer)
         [callback] = self.link.lost
         callback(self.link, "gone")

@@ -42,6 +42,10 @@ class DelayTests(SynchronousTestCase):
         self.assertEqual(len(back), 50)
         self.assertLess(max(back.values()), 40)
 
+    def test_a_region_with_many_racks_has_them_come_back_over_a_longer_time(self) -> None:
+        longest = [retry_delay(attempt, lambda: 1.0, spread=20) for attempt in range(1, 5)]
+        self.assertEqual(longest, [20, 20, 20, 40])
+
     def test_two_racks_do_not_wait_equally_long(self) -> None:
         self.assertGreater(len({retry_delay(7) for _ in range(20)}), 10)
 
@@ -76,7 +80,7 @@ class ReconnectingTests(SynchronousTestCase):
         self.refusal: Exception | None = None
         self.service = Reconnecting(
             self.endpoint, "region:5250", self.make, self.prepare, clock=self.clock,
-            retry=lambda attempt: 2.0 ** (attempt - 1),
+            retry=lambda attempt, spread=0.0: max(2.0 ** (attempt - 1), spread),
             refused=lambda attempt: refused_delay(attempt, lambda: 0.0),
         )  # fmt: skip
         self.warnings: list[str] = []
@@ -133,6 +137,24 @@ class ReconnectingTests(SynchronousTestCase):
         self.clock.advance(1)
         self.assertIs(self.service.link, self.links[1])
         self.assertEqual(self.endpoint.attempts, 2)
+
+    def test_a_link_is_made_again_within_the_time_that_its_region_said_until_another_says_else(self) -> None:
+        self.service.startService()
+        self.links[0].spread = 20.0
+        self.service._up(self.links[0])
+        self.lose(self.links[0])
+        self.clock.advance(19.5)
+        self.assertEqual(len(self.links), 1)
+        self.endpoint.failure = ConnectionRefusedError()
+        self.clock.advance(0.5)  # it is away, and so this one waits as long
+        self.endpoint.failure = None
+        self.clock.advance(19.5)
+        self.assertEqual(len(self.links), 1)
+        self.clock.advance(0.5)
+        self.assertEqual(len(self.links), 2)
+        self.lose(self.links[1])  # which was not told
+        self.clock.advance(1)
+        self.assertEqual(len(self.links), 3)
 
     def test_each_failure_is_logged_with_its_reason_and_waits_longer(self) -> None:
         self.endpoint.failure = ConnectionRefusedError()

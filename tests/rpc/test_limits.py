@@ -6,6 +6,7 @@ import random
 import tracemalloc
 from typing import Any
 
+from prometheus_client import REGISTRY
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol, connectionDone
@@ -53,6 +54,11 @@ class Socket(StringTransport):
 
     def abortConnection(self) -> None:
         self.aborting = True
+
+
+def cuts(reason: str, peer: str = "rack") -> float:
+    """How many links were cut for that."""
+    return REGISTRY.get_sample_value("stanchion_rpc_cuts_total", {"peer": peer, "reason": reason}) or 0.0
 
 
 class LoggedCase(SynchronousTestCase):
@@ -143,7 +149,9 @@ class CallsTests(LoggedCase):
 
     def test_a_peer_that_floods_is_cut_off_with_the_reason_and_only_it(self) -> None:
         other_region, other_rack, _ = linked({}, {}, self.clock, interval=0)
+        before = cuts("flood", "region")
         self.rack.dataReceived(self.raw_asks(100_000))
+        self.assertEqual(cuts("flood", "region"), before + 1)
         self.assertIs(self.rack.life, Life.CLOSING)
         self.assertEqual(len(self.asked), limits.MAX_ANSWERING)
         self.assertEqual(self.at_rack.kinds, ["TooBusy"] * limits.MAX_REFUSED)
@@ -187,7 +195,9 @@ class UnreadTests(LoggedCase):
         self.link()
         lost: list[str] = []
         self.link_.on_lost(lambda link, reason: lost.append(reason))
+        before = cuts("unread")
         self.flood(20_000)
+        self.assertEqual(cuts("unread"), before + 1)
         self.assertTrue(self.socket.aborting)
         self.assertLess(self.socket.waiting, (1 << 20) + (1 << 18))
         [reason] = self.errors()
@@ -261,6 +271,8 @@ class RealTests(TlsTestCase):
             self.assertEqual(answer["stream_urls"], [urls])
             self.assertRegex(await lost, r"^\d+ bytes wait, which it does not read$")
             self.assertEqual(await other.call(Ping), {})
+            deaf.dataReceived = lambda data: None
+            deaf.transport.resumeProducing()  # who does not read does not see the end either
             await deaf.lost
 
         return Deferred.fromCoroutine(run())
@@ -349,7 +361,9 @@ class DoorTests(LoggedCase):
     def test_a_rack_with_too_many_links_loses_the_oldest(self) -> None:
         door = Door(links=2)
         first, second = self.enter(door, "192.0.2.2", RACK), self.enter(door, "192.0.2.2", RACK)
+        before = cuts("links")
         third = self.enter(door, "192.0.2.2", RACK)
+        self.assertEqual(cuts("links"), before + 1)
         self.assertEqual((first.life, second.life, third.life), (Life.LOST, Life.READY, Life.READY))
         [reason] = self.errors()
         self.assertIn("rack abc234 at 192.0.2.2:40000 has more than 2 links", reason)

@@ -25,6 +25,7 @@ from rpc.commands import (
     SyncProgress,
     VersionMismatch,
 )
+from rpc.metrics import CUTS
 from rpc.outcomes import Answered, Failed, NotConnected, TimedOut
 from rpc.protocol import (
     AnswerMalformed,
@@ -360,7 +361,7 @@ class StockAmpTests(SynchronousTestCase):
         client = amp.AMP()
         self.connect(client, {Register: register})
         answer = self.outcome(client.callRemote(Register, **REGISTER))
-        self.assertEqual(answer, {"version": 1, "region": "rack", "stream_urls": None})
+        self.assertEqual(answer, {"version": 1, "region": "rack", "stream_urls": None, "spread": None})
 
     def test_a_stock_client_gets_errors_that_it_knows(self) -> None:
         async def register(link, **arguments):
@@ -402,6 +403,12 @@ class NonsenseTests(SynchronousTestCase):
         self.link = Link(Responders("region", {}), clock=self.clock, peer=RACK, interval=0, reporter=self.reports)
         self.transport = FakeTransport(self.link, True)
         self.link.makeConnection(self.transport)
+        self.before = self.cuts()
+
+    def cuts(self) -> float:
+        """How many links were cut because their peers sent nonsense."""
+        samples = [sample for family in CUTS.collect() for sample in family.samples]
+        return sum(each.value for each in samples if each.labels.get("reason") == "malformed" and "_total" in each.name)
 
     def send(self, **box: bytes) -> None:
         self.link.dataReceived(pairs((key.encode(), value) for key, value in box.items()) + END)
@@ -453,6 +460,7 @@ class NonsenseTests(SynchronousTestCase):
         self.assertIs(self.link.life, protocol.Life.READY)
 
     def cut(self, text) -> None:
+        self.assertEqual(self.cuts() - self.before, 1)
         self.assertIs(self.link.life, protocol.Life.CLOSING)
         self.assertTrue(self.transport.disconnecting)
         self.link.connectionLost()
@@ -542,6 +550,7 @@ class PingTests(Pair):
 
     def test_a_peer_that_does_not_answer_a_ping_is_cut_off_and_reported_once(self) -> None:
         self.link(interval=10.0, patience=5.0)
+        before = CUTS.labels("rack", "silent")._value.get()
         lost: list[str] = []
         self.region.on_lost(lambda link, reason: lost.append(reason))
         self.clock.advance(10)
@@ -550,6 +559,7 @@ class PingTests(Pair):
         self.clock.advance(0.2)
         self.pump.flush()
         self.assertEqual(lost, ["no answer to a ping within 5 s"])
+        self.assertEqual(CUTS.labels("rack", "silent")._value.get(), before + 1)
         self.assertEqual(self.at_region.kinds, ["CallTimedOut"])
         self.assertEqual(self.at_region.calls[0].command, "Ping")
 

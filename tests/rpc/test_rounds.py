@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from rpc.asks import Alike
+from rpc.boxes import END, pairs
 from rpc.commands import ListImages, SyncImages
 from rpc.identity import Peer
 from rpc.outcomes import Answered, Failed, NotConnected, TimedOut
 from rpc.protocol import Link
-from rpc.rounds import ask_all
+from rpc.rounds import AT_ONCE, ask_all
 from rpc.testing import RecordingReporter, linked
+
+_ANSWER: Final = {"state": "ready", "generation": 1, "digest": "k", "inventory": None}
 
 
 class RoundTests(SynchronousTestCase):
@@ -166,5 +172,81 @@ class RoundTests(SynchronousTestCase):
         self.assertEqual(outcomes["1"].value["generation"], 1)
         self.assertEqual(outcomes["True"].kind, "ArgumentsInvalid")
         self.assertEqual(outcomes["1.0"].kind, "ArgumentsInvalid")
+
+    def test_equal_answers_are_read_once_and_others_are_what_they_are(self) -> None:
+        self.rack("a", self.answers)
+        self.rack("b", self.answers)
+        self.rack("c", self.lists)
+        alike = Alike()
+        found: list[Any] = []
+        for _ in range(2):
+            asked = self.ask(alike=alike)
+            self.flush()
+            found.append(self.successResultOf(asked))
+        values = [outcomes[name].value for outcomes in found for name in ("a", "b")]
+        self.assertTrue(all(value is values[0] for value in values))
+        self.assertEqual(values[0]["inventory"], None)
+        self.assertEqual([outcomes["c"].value["inventory"] for outcomes in found], [b"x" * 10_000] * 2)
+
+    async def lists(self, known_digest):
+        return {"state": "ready", "generation": 1, "digest": known_digest, "inventory": b"x" * 10_000}
+
+    def test_an_answer_like_another_to_an_ask_that_was_never_made_is_no_answer(self) -> None:
+        self.rack("a", self.answers)
+        alike = Alike()
+        asked = self.ask(alike=alike)
+        self.flush()
+        self.successResultOf(asked)
+        rest = pairs(ListImages.answer_schema.dump(_ANSWER).items()) + END
+        self.assertIsNotNone(alike.get(rest))
+        for data in (b"", b"\0", b"\0\7_answer", b"\0\7_answer\0\1", b"\0\7_answer\0\0019" + rest):
+            self.assertFalse(self.links["a"].asks.answered_alike(data))
+
+    @settings(max_examples=50)
+    @given(st.text(max_size=20), st.integers(-1, 9), st.binary(max_size=40), st.data())
+    def test_an_answer_cut_anywhere_is_the_same_answer(self, state, generation, inventory, data) -> None:
+        self.setUp()
+        answer = {"state": state, "generation": generation, "digest": "", "inventory": inventory}
+
+        async def answers(known_digest):
+            return answer
+
+        self.rack("a", answers)
+        alike = Alike()
+        for _ in range(2):
+            asked = self.ask(alike=alike)
+            stream = bytearray()
+            self.patch(self.links["a"], "dataReceived", stream.extend)
+            self.flush()
+            del self.links["a"].dataReceived
+            cut = data.draw(st.integers(0, len(stream)))
+            for piece in (stream[:cut], stream[cut:]):
+                self.links["a"].dataReceived(bytes(piece))
+            self.assertEqual(self.successResultOf(asked)["a"].value, answer)
+
+    def test_many_peers_are_asked_some_at_a_time_and_nothing_is_left_of_a_round_given_up_meanwhile(
+        self,
+    ) -> None:
+        for number in range(AT_ONCE + 1):
+            self.rack(f"rack{number}", self.answers)
+        asked = self.ask()
+        self.assertEqual(sum(len(link.asks) for link in self.links.values()), AT_ONCE)
+        self.clock.advance(0)
+        self.assertEqual(sum(len(link.asks) for link in self.links.values()), AT_ONCE + 1)
+        self.flush()
+        self.assertEqual(len(self.successResultOf(asked)), AT_ONCE + 1)
+        given_up = self.ask()
+        given_up.cancel()
+        self.failureResultOf(given_up, CancelledError)
+        self.flush()
+        self.assertEqual([len(link.asks) for link in self.links.values()], [0] * (AT_ONCE + 1))
+        self.assertEqual([call for call in self.clock.getDelayedCalls() if call.getTime() > self.clock.seconds()], [])
+
+    def test_peers_that_are_asked_when_the_time_is_up_are_late_as_the_others(self) -> None:
+        for number in range(AT_ONCE + 1):
+            self.rack(f"rack{number}", self.hangs)
+        asked = self.ask(deadline=2.0)
+        self.clock.advance(2)
+        self.assertEqual(set(self.successResultOf(asked).values()), {TimedOut(2.0)})
 
     nothing_fetched: ClassVar[dict[str, int]] = {"bytes_fetched": 0, "files_fetched": 0}

@@ -218,4 +218,16 @@ class OlderReleaseTests(SynchronousTestCase):
         link.dataReceived(
             pairs([(b"_answer", b"1"), (b"version", b"1"), (b"region", b"r"), (b"colour", b"blue")]) + b"\0\0"
         )
-        self.assertEqual(self.successResultOf(called), {"version": 1, "region": "r", "stream_urls": None})
+        self.assertEqual(
+            self.successResultOf(called), {"version": 1, "region": "r", "stream_urls": None, "spread": None}
+        )
+
+    def test_within_how_long_to_come_back_is_what_the_region_says_as_far_as_that_makes_sense(self) -> None:
+        for said, taken in (([], 0.0), ([b"0"], 0.0), ([b"20"], 20.0), ([b"-5"], 0.0), ([b"999999"], 300.0)):
+            link = Link(Responders("rack", {}), clock=Clock(), peer=REGION, interval=0, reporter=RecordingReporter())
+            link.makeConnection(FakeTransport(link, False))
+            called = Deferred.fromCoroutine(link.call(Register, versions=[1], name="n", software="s"))
+            answer = [(b"_answer", b"1"), (b"version", b"1"), (b"region", b"r"), *((b"spread", each) for each in said)]
+            link.dataReceived(pairs(answer) + b"\0\0")
+            self.successResultOf(called)
+            self.assertEqual(link.spread, taken)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Protocol, TypeVar
 
 import prometheus_client as metrics
@@ -20,10 +20,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from region.answers.combine import NOTHING, Catalogue, Held, RackAnswer, Target
+from rpc import rounds
+from rpc.asks import Alike
 from rpc.commands import ListImages
 from rpc.manifest import InvalidManifest, is_sha256, parse_manifest
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
-from rpc.rounds import ask_all
 
 T = TypeVar("T")
 log = Logger()
@@ -96,6 +97,8 @@ class _Memory:
     silent_since: float | None = None
     info: RackInfo | None = None
     answer: RackAnswer | None = None
+    words: Mapping[str, Any] | None = None
+    """What the rack said that ``answer`` was made of, if that was that it holds what was known."""
 
 
 class Asker:
@@ -116,7 +119,7 @@ class Asker:
         published: Callable[[str], Catalogue | None] = lambda digest: None,
         expected: Callable[[], str] = lambda: "",
         run_in_thread: Callable[..., Deferred[Any]] = deferToThread,
-        ask_all: Callable[..., Awaitable[Mapping[str, Outcome[Any]]]] = ask_all,
+        ask_all: Callable[..., Awaitable[Mapping[str, Outcome[Any]]]] | None = None,
     ) -> None:
         self._links = links
         self._clock = clock
@@ -124,7 +127,7 @@ class Asker:
         self._published = published
         self._expected = expected
         self._run_in_thread = run_in_thread
-        self._ask_all = ask_all
+        self._ask_all = ask_all or partial(rounds.ask_all, alike=Alike())
         self._memories: dict[str, _Memory] = {}
         self._parsing: dict[tuple[str, bytes], list[Deferred[Catalogue]]] = {}
         self._waiting: list[Deferred[Round]] | None = None
@@ -172,24 +175,40 @@ class Asker:
         outcomes: dict[str, Outcome[Held]] = {}
         known: dict[str, Catalogue | None] = {}
         asks: dict[str, tuple[Any, Mapping[str, str]]] = {}
+        arguments: dict[str, Mapping[str, str]] = {}
+        words: dict[str, Mapping[str, Any]] = {}
         for system_id, rack in racks.items():
             link = self._links.link_of(system_id)
             if link is None:
                 outcomes[system_id] = NotConnected(self._links.not_connected_since(system_id))
                 continue
             catalogue = known[system_id] = self._known(system_id, rack)
-            asks[system_id] = (link, {"known_digest": catalogue.digest if catalogue is not None else ""})
+            digest = catalogue.digest if catalogue is not None else ""
+            asks[system_id] = (link, arguments.get(digest) or arguments.setdefault(digest, {"known_digest": digest}))
         reading: list[Deferred[None]] = []
+        answers: dict[str, RackAnswer] = {}
         for system_id, outcome in (await self._ask_all(ListImages, asks, deadline=self._deadline)).items():
             if not isinstance(outcome, Answered):
                 outcomes[system_id] = outcome
+            elif (same := self._as_before(system_id, racks[system_id], outcome.value)) is not None:
+                answers[system_id] = same
             elif (held := self._unchanged(outcome.value, known[system_id])) is not None:
                 outcomes[system_id] = Answered(held, outcome.seconds)
+                words[system_id] = outcome.value
             else:
                 reading.append(Deferred.fromCoroutine(self._read(racks[system_id], system_id, outcome, outcomes)))
         for each in reading:
             await each
-        return {system_id: self._conclude(system_id, rack, outcomes[system_id]) for system_id, rack in racks.items()}
+        for system_id, concluded in outcomes.items():
+            answers[system_id] = self._conclude(system_id, racks[system_id], concluded, words.get(system_id))
+        return {system_id: answers[system_id] for system_id in racks}
+
+    def _as_before(self, system_id: str, rack: RackInfo, words: Mapping[str, Any]) -> RackAnswer | None:
+        """The answer before this one, if the rack says the very same again and nothing else has changed."""
+        memory = self._memories.get(system_id)
+        if memory is not None and memory.words is words and memory.info is rack:
+            return memory.answer
+        return None
 
     @staticmethod
     def _unchanged(answer: Mapping[str, Any], known: Catalogue | None) -> Held | None:
@@ -262,9 +281,12 @@ class Asker:
                 waiting.callback(result)  # type: ignore[arg-type]  # a Catalogue or a Failure, as for the first
         return result
 
-    def _conclude(self, system_id: str, rack: RackInfo, outcome: Outcome[Held]) -> RackAnswer:
+    def _conclude(
+        self, system_id: str, rack: RackInfo, outcome: Outcome[Held], words: Mapping[str, Any] | None
+    ) -> RackAnswer:
         memory = self._memories.setdefault(system_id, _Memory())
         before = memory.answer
+        memory.words = words
         if isinstance(outcome, Answered):
             # Nothing has changed: then the answer is the one that was given before, with all that was made of it.
             if before is not None and memory.info is rack and before.held == outcome.value:
