@@ -27,6 +27,7 @@ from region.answers.asking import Asker
 from region.answers.combine import Catalogue
 from rpc.certificates import Credentials
 from rpc.commands import ListImages, Register
+from rpc.daemon import collect_seldom
 from rpc.endpoints import connect_link, listen_tls, region_endpoint
 from rpc.identity import TLS, client_tls, server_tls
 from rpc.manifest import Image, ImageFile, Manifest
@@ -72,6 +73,7 @@ class ProductRegion:
     """The region's end, as the product has it."""
 
     def __init__(self, tls: TLS) -> None:
+        collect_seldom()  # as the region does
         self.links: list[Link] = []
         self.racks: dict[str, Info] = {}
         self.by_name: dict[str, Link] = {}

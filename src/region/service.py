@@ -67,7 +67,7 @@ from region.upstream.reader import SourceReader
 from region.wire import RegionWire
 from rpc.blobs import BlobStore
 from rpc.certificates import expires
-from rpc.daemon import give_up
+from rpc.daemon import collect_seldom, give_up
 from rpc.endpoints import listen_tls
 from rpc.exposition import Metrics
 from rpc.fetch import Fetcher, reactor_threads
@@ -160,6 +160,7 @@ class RegionService(Service):
 
     async def _start(self) -> None:
         config, reactor = self._config, self._reactor
+        collect_seldom()
         # Hashing takes long; looking names up and reading what is asked for must not stand in line behind it.
         reactor.suggestThreadPoolSize(THREADS)
         run_in_thread = reactor_threads(reactor)
