@@ -43,10 +43,11 @@ class QueueTestCase(WorkerTestCase):
 
     def _counted(self, name: str, sound: Step) -> Step:
         async def apply(transaction: Transaction, work: Work, prepared: Any) -> Sequence[Finding]:
+            held = self.holding.get(name)
             self.begun.append((work.node.hostname, name))
             await transaction.execute("INSERT INTO done (node_id, work) VALUES (%s, %s)", (work.node.id, work.id))
-            if name in self.holding:
-                await self.holding[name]
+            if held is not None:
+                await held
             return await sound.apply(transaction, work, prepared)
 
         return Step(apply, sound.prepare)

@@ -229,7 +229,12 @@ class KillTests(SystemTestCase):
         wait_for(lambda: self.region.api("import-jobs/")[0] == 200, "the database to be back")
         # PostgreSQL may still be refusing other connections, which is said and ends.
         wait_for(lambda: self.region.api("boot-resources/?op=import", "POST", {})[0] == 200, "an import to be taken")
-        job = wait_for(lambda: (job := self.region.newest_job())["ended"] and job, "the import")
+
+        def ended() -> Any:
+            status, jobs, _ = self.region.api("import-jobs/")
+            return status == 200 and jobs[0]["ended"] and jobs[0]
+
+        job = wait_for(ended, "the import")
         self.assertEqual(job["state"], "done", job)
         self.assertEqual(self.why("noble")[0], 200)
 
