@@ -179,6 +179,15 @@ class ProcessesTests(DatabaseTestCase):
         ended = (await one.connections())["aaaaaa"].ended
         self.assertIsNotNone(ended)
 
+    async def test_a_process_that_died_before_the_clock_was_set_back_does_not_live_on(self) -> None:
+        one, two = await self.start("one"), await self.start("two")
+        two.linked("aaaaaa", "192.0.2.1:4")
+        await self.rows_are(("two", "aaaaaa"))
+        await self.age("two", -3600)
+        self.assertEqual((await self.seen(one))["aaaaaa"], [])
+        await self.beat(one)
+        await self.rows_are()
+
     async def test_a_process_that_starts_again_takes_the_place_of_what_ran_before_at_once(self) -> None:
         before = await self.start("one")
         before.linked("aaaaaa", "192.0.2.1:4")
