@@ -7,9 +7,10 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-SOAK: Final = max(1, int(os.environ.get("STANCHION_SOAK", "1")))
+FACTOR_VARIABLE: Final = "STANCHION_SOAK"
 
 
 def examples(count: int) -> settings:
     """The settings of a test that tries ``count`` examples, more when soaking."""
-    return settings(max_examples=count * SOAK, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    factor = max(1, int(os.environ.get(FACTOR_VARIABLE, "1")))
+    return settings(max_examples=count * factor, deadline=None, suppress_health_check=[HealthCheck.too_slow])
