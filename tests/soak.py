@@ -26,7 +26,7 @@ from tests.examples import FACTOR_VARIABLE
 
 MODULES: Final = (
     "tests.rpc.test_bad_input", "tests.rpc.test_fault_matrix", "tests.rpc.test_boxes", "tests.rpc.test_arguments",
-    "tests.rpc.test_gate", "tests.rpc.test_versions", "tests.rack.test_regions",
+    "tests.rpc.test_certificates", "tests.rpc.test_gate", "tests.rpc.test_versions", "tests.rack.test_regions",
 )  # fmt: skip
 """Tests that need no reactor, and so can be run here."""
 
