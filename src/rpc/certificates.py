@@ -146,7 +146,7 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     """Whether ``authority`` has signed ``certificate``."""
     try:
         certificate.verify_directly_issued_by(authority)
-    except (*UNREADABLE, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion):
         return False
     return True
 
