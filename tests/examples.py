@@ -7,10 +7,9 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-FACTOR_VARIABLE: Final = "STANCHION_SOAK"
+SOAK: Final = max(1, int(os.environ.get("STANCHION_SOAK", "1")))
 
 
 def examples(count: int) -> settings:
     """The settings of a test that tries ``count`` examples, more when soaking."""
-    factor = max(1, int(os.environ.get(FACTOR_VARIABLE, "1")))
-    return settings(max_examples=count * factor, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    return settings(max_examples=count * SOAK, deadline=None, suppress_health_check=[HealthCheck.too_slow])

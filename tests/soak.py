@@ -22,13 +22,14 @@ from twisted.logger import globalLogBeginner
 from twisted.trial.reporter import TestResult
 from twisted.trial.runner import TestLoader
 
-from tests.examples import FACTOR_VARIABLE
-
 MODULES: Final = (
     "tests.rpc.test_bad_input", "tests.rpc.test_fault_matrix", "tests.rpc.test_boxes", "tests.rpc.test_arguments",
     "tests.rpc.test_certificates", "tests.rpc.test_gate", "tests.rpc.test_versions", "tests.rack.test_regions",
 )  # fmt: skip
 """Tests that need no reactor, and so can be run here."""
+
+VARIABLE: Final = "STANCHION_SOAK"
+"""What :mod:`tests.examples` looks at, when it is imported: which is not before the tests are loaded."""
 
 FACTOR: Final = 5
 """How many times as many examples as in ``make test`` are tried in a row, unless the environment says otherwise."""
@@ -101,7 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("seconds", type=float, nargs="?", default=600.0, help="how long (default: 600)")
     arguments = parser.parse_args()
-    os.environ.setdefault(FACTOR_VARIABLE, str(FACTOR))
+    os.environ.setdefault(VARIABLE, str(FACTOR))
     # What the tests provoke is logged; what went wrong is in the tally.
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
     begun = time.monotonic()

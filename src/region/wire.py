@@ -194,7 +194,7 @@ class RegionWire:
 
         :raises RackInUse: if one is.
         """
-        other = await self._processes.elsewhere(link.peer.id, instance) if instance else None
+        other = await self._processes.elsewhere(link.peer.id, instance)
         if other is not None:
             raise RackInUse(
                 f"rack {link.peer.id} is linked already, from {other.address} with region process {other.name} on "

@@ -116,8 +116,10 @@ class ProcessesTests(DatabaseTestCase):
         found = await two.elsewhere("aaaaaa", "second")
         assert found is not None
         self.assertEqual((found.name, found.address), ("one", "192.0.2.1:4"))
+        self.assertEqual(await two.elsewhere("aaaaaa", ""), found)  # a copy may well say nothing
         for process, rack, instance in (
             (two, "aaaaaa", "first"), (two, "bbbbbb", "second"), (two, "cccccc", "x"), (one, "aaaaaa", "second"),
+            (two, "bbbbbb", ""),
         ):  # fmt: skip
             self.assertIsNone(await process.elsewhere(rack, instance))
         one.linked("aaaaaa", "192.0.2.1:5", "second")

@@ -212,7 +212,8 @@ class WireTests(SynchronousTestCase):
         why = self.failure(self.wire.register(self.link, [1], "one", "0.1", "a copy", 1), AlreadyLinked)
         for part in ("192.0.2.9:4", "192.0.2.1:4", "second on host-2", "two machines"):
             self.assertIn(part, why)
-        self.assertEqual([call[0] for call in self.fakes.calls], ["admit"])
+        self.failure(self.wire.register(self.link, [1], "one", "0.1"), AlreadyLinked)  # nor one that does not say
+        self.assertEqual([call[0] for call in self.fakes.calls], ["admit", "admit"])
         self.result(self.wire.register(self.link, [1], "one", "0.1", "the first", 1))
 
     def test_a_rack_that_does_not_know_the_authorities_is_asked_to_renew(self) -> None:
