@@ -15,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/stanchion-ready
 
-.PHONY: help up test lint types bench clean
+.PHONY: help up test lint types bench soak clean
 
 help:
 	@echo 'make up      a region and a rack on this machine, with a small sample stream; Ctrl-C stops them'
@@ -24,6 +24,7 @@ help:
 	@echo 'make lint    ruff: style and format'
 	@echo 'make types   mypy, strict'
 	@echo 'make bench   the measurements, as a table'
+	@echo 'make soak    hostile and broken input for the link between region and rack, for SECONDS=600'
 	@echo 'make clean   remove what these made: .venv, .state and caches'
 
 $(READY): setup.cfg pyproject.toml
@@ -65,6 +66,12 @@ types: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m bench
+
+# How long to soak; it ends with status 1 at a violation.
+SECONDS ?= 600
+
+soak: $(READY)
+	$(BIN)/python -m tests.soak $(SECONDS)
 
 clean:
 	@# As root the state may be elsewhere (README.rst); the program knows where.

@@ -34,11 +34,12 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     (
         "src/rpc/certificates.py",
         "is_issued_by",
-        "ValueError, TypeError, InvalidSignature",
+        "ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, InvalidVersion",
     ): "how cryptography says no",
     ("src/rack/joining.py", "_check_not_joined", "NotJoined"): "that is what is checked for",
     ("src/rack/regions.py", "Regions.stop", "gatherResults"): "a service that is stopped gives no error",
     ("src/rack/regions.py", "Regions._prepare", "UnknownCommand"): "an older region has no Endpoints; its one is used",
+    ("src/rack/regions.py", "_read", "ValueError, AttributeError"): "all of an answer are said at once, in one line",
     ("src/rack/remembered.py", "RememberedRegions.read", "FileNotFoundError"): "a first start remembers none",
     ("src/region/nodes/life.py", "_takes", "NoTransition"): "how automat says no",
     ("src/region/processes.py", "Processes._written", "addBoth lambda"): "the writer reports its own end",

@@ -362,7 +362,7 @@ class Events:
         match outcome:
             case Answered(value):
                 committed = value["committed"]
-                known = set(committed) if isinstance(committed, list) else set()
+                known = {each for each in committed if isinstance(each, str)} if isinstance(committed, list) else set()
                 taken = 0
                 while taken < len(batch) and batch[taken].id in known:
                     taken += 1

@@ -14,6 +14,7 @@ from twisted.python.usage import Options as UsageOptions
 from rack.config import RackConfig
 from rack.identity import NotJoined, read_identity
 from rpc.settings import SettingsError, load
+from rpc.steady import be_steady
 
 
 class Options(UsageOptions):
@@ -47,4 +48,5 @@ def makeService(options: Options) -> IService:
     """What twistd calls."""
     from twisted.internet import reactor
 
+    be_steady(reactor)
     return make_service(options, reactor)

@@ -224,7 +224,10 @@ class Regions:
         for process, addresses in self._told.items():
             for address in addresses:
                 wanted.setdefault(address, process)
-        for address, process in list(wanted.items())[:MOST]:
+        if len(wanted) > MOST:
+            log.error("A region tells of {count} addresses; only {most} are tried.", count=len(wanted), most=MOST)
+            wanted = dict(list(wanted.items())[:MOST])
+        for address, process in wanted.items():
             if self._holder(process) is None:
                 if address not in self._routes:
                     log.info("Learned of a region process at {address}.", address=address)
@@ -245,11 +248,17 @@ def _read(endpoints: Any) -> Iterator[tuple[str, list[tuple[str, int]]]]:
     if not isinstance(endpoints, dict):
         log.error("A region told of its processes in a way that makes no sense: {what!r}", what=str(endpoints)[:200])
         return
+    unusable: list[object] = []
     for process, addresses in endpoints.items():
         found: list[tuple[str, int]] = []
         for address in addresses if isinstance(addresses, list) else [addresses]:
             try:
                 found.append(split_address(address))
             except (ValueError, AttributeError):
-                log.error("A region told of a process at {what!r}, which is no address", what=str(address)[:200])
+                unusable.append(address)
         yield process, found
+    if unusable:
+        log.error(
+            "A region told of a process at {what!r}, which is no address{more}",
+            what=str(unusable[0])[:200], more=f"; and of {len(unusable) - 1} more" if len(unusable) > 1 else "",
+        )  # fmt: skip

@@ -32,6 +32,7 @@ from rpc.certificates import (
     new_key,
 )
 from rpc.commands import Renew, RenewalRefused, Renewed
+from rpc.events import plain
 from rpc.failures import CallFailed
 from rpc.fetch import RunInThread
 from rpc.identity import TLS, client_tls
@@ -47,6 +48,9 @@ DUE: Final = 0.25
 
 SPREAD_SECONDS: Final = 30.0
 """Racks that a region asks all at once take at most so long to come."""
+
+MAX_REASON: Final = 256
+"""Characters of a region's reason that are shown."""
 
 FIRST_PAUSE_SECONDS: Final = 60.0
 LONGEST_PAUSE_SECONDS: Final = 3600.0
@@ -111,8 +115,8 @@ class Renewal:
     async def renew_soon(self, link: Link, reason: str) -> Mapping[str, Any]:
         """The region asks for it. All racks may be asked at once, so each waits a little."""
         if not self._asked:
-            log.info("{peer} asks for a new certificate: {reason}", peer=str(link.peer), reason=reason)
-            self._asked = reason
+            self._asked = " ".join(plain(reason, MAX_REASON).split()) or "it does not say why"
+            log.info("{peer} asks for a new certificate: {reason}", peer=str(link.peer), reason=self._asked)
             self._failures = 0
             self._not_before = self._clock.seconds() + self._jitter() * SPREAD_SECONDS
             self._waking = self._clock.callLater(self._not_before - self._clock.seconds(), self.look)

@@ -13,6 +13,7 @@ from twisted.python.usage import Options as UsageOptions
 from region.config import RegionConfig
 from rpc.notify import Notifier
 from rpc.settings import SettingsError, load
+from rpc.steady import be_steady
 
 
 class Options(UsageOptions):
@@ -45,4 +46,5 @@ def makeService(options: Options) -> IService:
     """What twistd calls."""
     from twisted.internet import reactor
 
+    be_steady(reactor)
     return make_service(options, reactor)

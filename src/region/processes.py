@@ -42,7 +42,11 @@ ANY_HOST: Final = "*"
 
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 
-ALIVE: Final = f"heartbeat > clock_timestamp() - interval '{STALE_SECONDS:g} seconds'"
+ALIVE: Final = (
+    f"(heartbeat > clock_timestamp() - interval '{STALE_SECONDS:g} seconds' "
+    # A clock that was set back must not keep alive what has died just before.
+    f"AND heartbeat < clock_timestamp() + interval '{STALE_SECONDS:g} seconds')"
+)
 
 
 @frozen

@@ -74,6 +74,7 @@ from rpc.fetch import Fetcher, reactor_threads
 from rpc.identity import server_tls
 from rpc.notify import Notifier
 from rpc.protocol import Link, link_factory
+from rpc.steady import TimeOfDay
 
 log = Logger()
 
@@ -243,7 +244,7 @@ class RegionService(Service):
         authenticator = Authenticator(keys, reactor)
         keys.listen(authenticator.forget)
         parts = Parts(
-            releases=Releases(asker, view, reactor),
+            releases=Releases(asker, view, TimeOfDay()),
             asker=asker,
             published=view,
             racks=registry,

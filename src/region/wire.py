@@ -37,7 +37,7 @@ from rpc.commands import (
     ReportRefused,
     SendEvents,
 )
-from rpc.events import MAX_BATCH, InvalidEvent, read_event
+from rpc.events import MAX_BATCH, InvalidEvent, plain, read_event
 from rpc.failures import Unavailable
 from rpc.manifest import is_sha256
 from rpc.protocol import Link, NotAllowed, Responders
@@ -47,8 +47,35 @@ from rpc.versions import agree
 log = Logger()
 
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
-_UNSTORABLE: Final = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})")
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+MAX_SOFTWARE: Final = 64
+"""Characters of a rack's version that are kept."""
+
+MAX_INSTANCE: Final = 64
+"""Characters of what a rack says of itself to tell its starts apart; what follows does not count."""
+
+MAX_DEPTH: Final = 16
+"""How deeply what a rack shows of its progress may be nested."""
+
 _STATES: Final = frozenset({"empty", "ready", "syncing", "failed"})
+
+
+def _is_showable(progress: object) -> bool:
+    """Whether PostgreSQL can store it, which has no place for NUL and half characters, and JSON can be made of it."""
+    level: list[object] = [progress]
+    for _ in range(MAX_DEPTH):
+        level = [
+            each
+            for one in level
+            if isinstance(one, dict | list)
+            for each in (one.values() if isinstance(one, dict) else one)
+        ]
+    if level:
+        return False
+    text = json.dumps(progress, ensure_ascii=False)
+    return not _NUL.search(text) and not _HALF.search(text)
 
 
 def _with_database(responder: Responder) -> Responder:
@@ -113,7 +140,7 @@ class RegionWire:
         try:
             enrolled = await self._authority.enrol(link.channel_binding(), token_id, proof, csr, name)
         except (TokenRefused, RackRefused) as refused:
-            raise EnrolmentRefused(str(refused)) from refused
+            raise EnrolmentRefused(f"{name} cannot join: {refused}") from refused
         try:
             await self._registry.refresh()
         except DatabaseUnavailable as error:
@@ -141,8 +168,9 @@ class RegionWire:
         version = agree(versions)
         try:
             await self._authority.issued.admit(link.peer.id, link.peer.certificate)
-            await self._refuse_a_copy(link, instance or "")
-            rack = await self._registry.register(link, software, instance or "", attempt or 0)
+            software, instance = plain(software, MAX_SOFTWARE), plain((instance or "")[:MAX_INSTANCE], MAX_INSTANCE)
+            await self._refuse_a_copy(link, instance)
+            rack = await self._registry.register(link, software, instance, attempt or 0)
         except RackInUse as refused:
             raise AlreadyLinked(str(refused)) from refused
         except RackRefused as refused:
@@ -166,7 +194,7 @@ class RegionWire:
 
         :raises RackInUse: if one is.
         """
-        other = await self._processes.elsewhere(link.peer.id, instance) if instance else None
+        other = await self._processes.elsewhere(link.peer.id, instance)
         if other is not None:
             raise RackInUse(
                 f"rack {link.peer.id} is linked already, from {other.address} with region process {other.name} on "
@@ -215,10 +243,13 @@ class RegionWire:
         """Store what a rack says that it holds, and tell it to sync if that is not the current generation."""
         holds = 0 < generation < 1 << 63 and is_sha256(digest)
         holds_nothing = (generation, digest) == (-1, "")
-        # PostgreSQL has no place for NUL and half characters, which JSON has.
-        showable = not _UNSTORABLE.search(json.dumps(progress))
-        if state not in _STATES or not isinstance(progress, dict) or not showable or not (holds or holds_nothing):
+        if state not in _STATES or not (holds or holds_nothing):
             raise ReportRefused(f"not a report: generation {generation}, digest {digest[:80]!r}, state {state[:80]!r}")
+        if not isinstance(progress, dict) or not _is_showable(progress):
+            raise ReportRefused(
+                f"not a report: its progress is no object, nested more than {MAX_DEPTH} deep, or has text with NUL or "
+                "half a character"
+            )
         await self._registry.report(
             link.peer.id, generation if holds else None, digest if holds else None, state, progress
         )

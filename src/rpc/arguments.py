@@ -8,6 +8,7 @@ the argument: never a wrong value, and never another exception.
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -222,13 +223,20 @@ class Json(Blob):
 
     def _unpack(self, data: bytes) -> Any:
         try:
-            return json.loads(data, parse_constant=_refuse_constant)
+            return json.loads(data, parse_constant=_refuse_constant, parse_float=_finite)
         except RecursionError as error:
             raise ValueError("its JSON is nested too deeply") from error
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"its JSON has the number {name}, which no JSON has")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"its JSON has the number {text[:40]}, which is too large")
+    return value
 
 
 def _shown(data: bytes) -> str:

@@ -31,6 +31,9 @@ from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
 REFERENCE: Final = b"_error_reference"
 """The key of an error box that has the reference under which the other side's log has the traceback."""
 
+MAX_DESCRIPTION: Final = 4096
+"""Bytes of an error's description that are sent, and that are taken in."""
+
 Result = dict[str, Any] | CallFailed | DeclaredError
 """What a call ended with: the answer's values by name, or what to raise."""
 
@@ -229,7 +232,7 @@ class Asks:
 
 def _error(command: type[Command], box: Box) -> CallFailed | DeclaredError:
     code = box.get(amp.ERROR_CODE, b"")
-    reason = box.get(amp.ERROR_DESCRIPTION, b"").decode("utf-8", "replace")
+    reason = box.get(amp.ERROR_DESCRIPTION, b"")[:MAX_DESCRIPTION].decode("utf-8", "replace")
     if (declared := command.declared.get(code)) is not None:
         return declared(reason)
     if code == Unhandled.code:

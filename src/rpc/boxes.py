@@ -19,8 +19,11 @@ MAX_PAIRS: Final = 512
 MAX_BOX: Final = 12 * MIB
 """Bytes; more than the largest blob needs, so that it is only ever reached by a peer that is broken or hostile."""
 
-MAX_ANONYMOUS_BOX: Final = 256 * KIB
-"""Bytes; the same for a peer that has not shown who it is."""
+MAX_ANONYMOUS_BOX: Final = 16 * KIB
+"""Bytes; the same for a peer that has not shown who it is. What it needs to enrol has about one."""
+
+MAX_UNREGISTERED_BOX: Final = 256 * KIB
+"""Bytes; the same for a rack that has not registered, and perhaps never will: its certificate may have been revoked."""
 
 
 class BadBox(ValueError):
@@ -54,9 +57,11 @@ class Parser:
         """Whether what comes next begins a box."""
         return not self._rest and not self._box
 
-    def feed(self, data: bytes, receive: Callable[[dict[bytes, bytes]], bool]) -> None:
-        """Take ``data``, and call ``receive`` with each box that is complete; when it returns False, stop there.
+    def feed(self, data: bytes, receive: Callable[[dict[bytes, bytes]], bool]) -> bool:
+        """Take ``data``, and call ``receive`` with each box that is complete; when it returns False, stop there, and
+        keep the rest for the next time.
 
+        :return: whether everything was read that can be.
         :raises BadBox: if this is not AMP, or the box is longer than the limit. Nothing more may be fed then.
         """
         if self._rest:
@@ -75,20 +80,21 @@ class Parser:
                 self._box = {}
                 self._size = 0
                 if not receive(box):
-                    self._rest = b""
-                    return
+                    self._rest = data[start:]
+                    return False
                 box = self._box
                 continue
             if value + 2 > end:
                 break
             stop = value + 2 + (data[value] << 8 | data[value + 1])
+            if self._size + stop - start > self.limit:
+                raise BadBox(f"a box of more than {self.limit} bytes")
             if stop > end:
                 break
             self._size += stop - start
-            if self._size > self.limit:
-                raise BadBox(f"a box of more than {self.limit} bytes")
             if len(box) >= MAX_PAIRS:
                 raise BadBox(f"a box of more than {MAX_PAIRS} pairs")
             box[data[start + 2 : value]] = data[value + 2 : stop]
             start = stop
         self._rest = data[start:]
+        return True

@@ -32,6 +32,10 @@ BACKDATED: Final = timedelta(hours=1)
 REGION_URI: Final = "urn:stanchion:region"
 RACK_URI: Final = "urn:stanchion:rack:"
 
+UNREADABLE: Final = (ValueError, UnsupportedAlgorithm, x509.InvalidVersion)
+"""What the library raises for keys, certificates and requests that it cannot read, some of it as late as when it is
+asked for a part of one."""
+
 _SYSTEM_ID: Final = re.compile(r"[a-z0-9]{1,32}\Z")
 
 
@@ -92,7 +96,7 @@ def issue_rack(authority: Credentials, request: bytes, system_id: str, now: date
         parsed = x509.load_pem_x509_csr(request)
         public = parsed.public_key()
         signed = parsed.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except UNREADABLE as error:
         raise CertificateInvalid(f"the certificate signing request cannot be read: {error}") from error
     if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
         raise CertificateInvalid("the certificate signing request's key is not ECDSA on P-256")
@@ -110,7 +114,7 @@ def role_and_id(certificate: x509.Certificate) -> tuple[Role, str]:
     """
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, *UNREADABLE) as error:
         raise CertificateInvalid(f"the certificate does not say what its holder is ({error})") from error
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     match uris:
@@ -128,7 +132,7 @@ def check_issued(certificate: bytes, key: bytes, authorities: bytes) -> str:
     :raises CertificateInvalid: if it does not.
     """
     issued = load_certificate(certificate)
-    if issued.public_key() != _load_key(key).public_key():
+    if _public_key(issued) != _load_key(key).public_key():
         raise CertificateInvalid("the certificate that the region issued is not for this rack's key")
     if not any(is_issued_by(issued, authority) for authority in load_certificates(authorities)):
         raise CertificateInvalid("the certificate that the region issued is not signed by its authority")
@@ -142,7 +146,7 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     """Whether ``authority`` has signed ``certificate``."""
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion):
         return False
     return True
 
@@ -165,24 +169,35 @@ def moment(when: datetime) -> str:
 
 def load_certificates(certificates: bytes) -> tuple[x509.Certificate, ...]:
     """The certificates in PEM text, at least one. :raises CertificateInvalid: if there is none, or one is damaged."""
+    if not certificates.isascii():
+        raise CertificateInvalid("the certificates have characters that PEM does not have")
     try:
         return tuple(x509.load_pem_x509_certificates(certificates))
-    except ValueError as error:
+    except UNREADABLE as error:
         raise CertificateInvalid(f"the certificates cannot be read: {error}") from error
 
 
 def load_certificate(certificate: bytes) -> x509.Certificate:
     """The certificate in PEM text. :raises CertificateInvalid: if there is none."""
+    if not certificate.isascii():
+        raise CertificateInvalid("the certificate has characters that PEM does not have")
     try:
         return x509.load_pem_x509_certificate(certificate)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise CertificateInvalid(f"the certificate cannot be read: {error}") from error
+
+
+def _public_key(certificate: x509.Certificate) -> object:
+    try:
+        return certificate.public_key()
+    except UNREADABLE as error:
+        raise CertificateInvalid(f"the certificate's key cannot be read: {error}") from error
 
 
 def load_credentials(credentials: Credentials) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """Key and certificate, once it is certain that they belong together. :raises CertificateInvalid: if not."""
     key, certificate = _load_key(credentials.key), load_certificate(credentials.certificate)
-    if certificate.public_key() != key.public_key():
+    if _public_key(certificate) != key.public_key():
         raise CertificateInvalid("the private key is not the certificate's: restore the pair, or join again")
     return key, certificate
 
@@ -287,7 +302,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (*UNREADABLE, TypeError) as error:
         raise CertificateInvalid(f"the private key cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateInvalid("the private key is not ECDSA")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from twisted.protocols import amp
 
-from rpc.arguments import KIB, MIB, Blob, Boolean, Bytes, Integer, Json, Schema, Text
+from rpc.arguments import KIB, Blob, Boolean, Bytes, Integer, Json, Schema, Text
 
 PROTOCOL_VERSION: Final = 1
 """The version of this table. Peers agree on the highest that both have, when a rack registers."""
@@ -184,7 +184,7 @@ class SendEvents(Command):
     had already is not stored again, and is in the answer.
     """
 
-    arguments = [(b"events", Json(1 * MIB))]
+    arguments = [(b"events", Json(256 * KIB))]
     response = [(b"committed", Json(64 * KIB))]
     errors = {EventsRefused: b"EVENTS_REFUSED"}
     called_by = RACK

@@ -28,6 +28,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from rpc.certificates import (
+    UNREADABLE,
     CertificateInvalid,
     Credentials,
     fingerprint,
@@ -152,7 +153,7 @@ def _callback(accept: Accept) -> Callable[[SSL.Connection, crypto.X509, int, int
     def verify(connection: SSL.Connection, certificate: crypto.X509, error: int, depth: int, good: int) -> bool:
         try:
             problem = accept(certificate.to_cryptography(), error, depth)
-        except ValueError as unreadable:  # the parsers differ in what they take; what one refuses is refused
+        except UNREADABLE as unreadable:  # the parsers differ in what they take; what one refuses is refused
             problem = f"it cannot be read: {unreadable}"
         if problem:
             _refusals.setdefault(connection, problem)

@@ -13,6 +13,8 @@ from rpc.arguments import KIB, MIB
 from rpc.commands import Role
 
 if TYPE_CHECKING:
+    from twisted.internet.interfaces import IDelayedCall
+
     from rpc.protocol import Link
 
 MAX_CALLS: Final = 128
@@ -26,6 +28,15 @@ MAX_ANONYMOUS_ANSWERING: Final = 2
 
 MAX_REFUSED: Final = 128
 """Asks in a row that are refused because so many are being answered; who asks on after that is cut off."""
+
+MAX_ANONYMOUS_REFUSED: Final = 8
+"""Asks of a peer that has not shown who it is that are refused, for whatever reason; then it is cut off."""
+
+TURN_SECONDS: Final = 0.02
+"""How long this end is busy with what one peer has sent before it looks after the others."""
+
+REGISTER_SECONDS: Final = 90.0
+"""How long a rack may have a link with the region without registering on it."""
 
 MAX_UNREAD: Final = 16 * MIB
 """Bytes that wait for a peer that does not read them; more than the largest box."""
@@ -65,6 +76,7 @@ class Door:
         self._most_links = links
         self._strangers: dict[Link, str] = {}
         self._links: dict[tuple[Role, str], list[Link]] = {}
+        self._unregistered: dict[Link, IDelayedCall] = {}
 
     @property
     def strangers(self) -> int:
@@ -89,13 +101,27 @@ class Door:
         if link.peer.role == "anonymous":
             return
         self._strangers.pop(link, None)
+        self._unregistered[link] = link.clock.callLater(REGISTER_SECONDS, self._too_late, link)
         links = self._links.setdefault((link.peer.role, link.peer.id), [])
         links.append(link)
         if len(links) > self._most_links:
-            links.pop(0).cut("links", f"{link.peer} has more than {self._most_links} links, and this is its oldest")
+            # Not the one that it registered on: whoever has a copy of its certificate could cut that off otherwise.
+            spare = next((each for each in links if not each.registered), links[0])
+            links.remove(spare)
+            spare.cut(
+                "links", f"{link.peer} has more than {self._most_links} links, and this is its oldest without use"
+            )
+
+    def _too_late(self, link: Link) -> None:
+        del self._unregistered[link]
+        if not link.registered:
+            link.cut("unregistered", f"it has not registered within {REGISTER_SECONDS:g} s")
 
     def _left(self, link: Link, reason: str) -> None:
         self._strangers.pop(link, None)
+        timer = self._unregistered.pop(link, None)
+        if timer is not None:
+            timer.cancel()
         key = (link.peer.role, link.peer.id)
         links = self._links.get(key, [])
         if link in links:

@@ -9,6 +9,7 @@ shows everything. Under systemd each line begins with its priority (sd-daemon(3)
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import IO, Any, Final
@@ -27,6 +28,8 @@ from twisted.logger import (
 from zope.interface import implementer
 
 VARIABLE: Final = "STANCHION_LOG_LEVEL"
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _PRIORITIES: Final = {
     LogLevel.debug: 7, LogLevel.info: 6, LogLevel.warn: 4, LogLevel.error: 3, LogLevel.critical: 2,
@@ -76,10 +79,22 @@ def line(event: Mapping[str, Any], *, journal: bool) -> str:
     if not text:
         return ""
     if not journal:
-        return f"{formatTime(event.get('log_time'))} {level.name:8} {where}: {text}\n"
+        first, *rest = _lines(text)
+        begin = f"{formatTime(event.get('log_time'))} {level.name:8} {where}: {first}\n"
+        return "".join([begin, *(f"  {each}\n" for each in rest)])
     prefix = f"<{_PRIORITIES[level]}>"
-    first, *rest = text.splitlines()
+    first, *rest = _lines(text)
     return "".join([f"{prefix}{where}: {first}\n", *(f"{prefix}  {each}\n" for each in rest)])
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of ``text``, at least one, with other control characters as escapes: what a peer sent may be in it, and
+    must neither look like an event of its own nor reach a terminal."""
+    return [_CONTROL.sub(_escape, each) for each in text.rstrip("\n").split("\n")]
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
 
 
 def observer(stream: IO[str] | None = None, environment: Mapping[str, str] = os.environ) -> ILogObserver:

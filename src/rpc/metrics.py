@@ -89,7 +89,7 @@ class CallMetrics(Collector):
 CUTS: Final = Counter(
     "stanchion_rpc_cuts",
     "Links that were cut because the peer broke the protocol or asked more than it may, by peer and reason (malformed, "
-    "flood, unread, links, silent).",
+    "flood, unread, links, silent, unregistered).",
     ["peer", "reason"],
 )
 

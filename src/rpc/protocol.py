@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IProtocolFactory, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IProtocolFactory, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.protocols import amp
 from twisted.python.failure import Failure
 
-from rpc.asks import REFERENCE, Alike, Asks, Result, encode, outcome_of
-from rpc.boxes import END, MAX_ANONYMOUS_BOX, MAX_BOX, BadBox, Parser, pairs
+from rpc.asks import MAX_DESCRIPTION, REFERENCE, Alike, Asks, Result, encode, outcome_of
+from rpc.boxes import END, MAX_ANONYMOUS_BOX, MAX_BOX, MAX_UNREGISTERED_BOX, BadBox, Parser, pairs
 from rpc.commands import BY_NAME, Command, DeclaredError, Ping, Register
 from rpc.connection import ANONYMOUS_SECONDS, CLOSING_SECONDS, HANDSHAKE_SECONDS, Connection, Life
 from rpc.failures import (
@@ -36,7 +36,7 @@ from rpc.failures import (
     UnknownCommand,
 )
 from rpc.identity import Peer
-from rpc.limits import MAX_CALLS, MAX_REFUSED, answering
+from rpc.limits import MAX_ANONYMOUS_REFUSED, MAX_CALLS, MAX_REFUSED, TURN_SECONDS, answering
 from rpc.metrics import CALLS, CUTS
 from rpc.outcomes import Outcome
 from rpc.reporting import UNKNOWN, FailedCall, IReporter, Reporter
@@ -93,13 +93,24 @@ class Link(Connection):
         self._parser = Parser(MAX_ANONYMOUS_BOX)
         self._answering = 0
         self._refused = 0
+        self._turn_ends = 0.0
+        self._resting: IDelayedCall | None = None
+        self._late = b""
 
     def _begin(self) -> None:
-        self._parser.limit = MAX_BOX
+        self._parser.limit = MAX_UNREGISTERED_BOX if self.peer.role == "rack" else MAX_BOX
         if self._interval and self.responders.role != "anonymous":
             self._timer = self.clock.callLater(self._interval, self._ping)
 
+    def agreed(self, version: int) -> None:
+        """See :meth:`Connection.agreed`."""
+        super().agreed(version)
+        self._parser.limit = MAX_BOX
+
     def _end(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
         self.asks.lost(self._lost_error)
 
     def _ping(self) -> None:
@@ -208,12 +219,33 @@ class Link(Connection):
         """Take bytes from the transport."""
         if self.life is not Life.READY:
             return  # the link is ending: TLS gives no data before the handshake is done
+        if self._resting is not None:
+            self._late += data  # what TLS had taken in already; TCP reads no more
+            return
         if self._parser.empty and self.asks.answered_alike(data):
             return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        self._turn_ends = self.clock.seconds() + TURN_SECONDS
         try:
-            self._parser.feed(data, self._received)
+            is_done = self._parser.feed(data, self._received)
         except BadBox as error:
             self.cut("malformed", f"the peer sent {error}")
+            return
+        if not is_done and self.life is Life.READY:
+            # What this peer asks takes long: it is the others' turn first.
+            self.transport.pauseProducing()  # type: ignore[union-attr]  # TCP's, which TLS hands through
+            self._resting = self.clock.callLater(0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._resting = None
+        late, self._late = self._late, b""
+        if self.life is not Life.READY:
+            return
+        self._take(late)
+        if self._resting is None and self.life is Life.READY:
+            self.transport.resumeProducing()  # type: ignore[union-attr]  # as above
 
     def ampBoxReceived(self, box: dict[bytes, bytes]) -> None:
         """Take a box, from whoever hands them to AMP."""
@@ -231,7 +263,7 @@ class Link(Connection):
             raise BadBox(f"a box that is neither ask, answer nor error: {sorted(box)[:5]!r}")
         if not awaited:
             log.info("{peer} answered ask {ask} when nobody waited any more", peer=str(self.peer), ask=tag)
-        return self.life is Life.READY
+        return self.life is Life.READY and self.clock.seconds() < self._turn_ends
 
     # Answering.
 
@@ -248,7 +280,8 @@ class Link(Connection):
             self._too_busy(tag, name)
             return
         self._answering += 1
-        self._refused = 0
+        if self.peer.role != "anonymous":
+            self._refused = 0
         Deferred.fromCoroutine(self._respond(tag, name, box)).addErrback(self._broken)
 
     def _too_busy(self, tag: bytes, name: bytes) -> None:
@@ -268,6 +301,7 @@ class Link(Connection):
             label = refused.command.__name__ if refused.command else UNKNOWN
             self.report(label, "in", tag, self.clock.seconds() - started, refused.error, refused.internal)
             answer = _refusal(tag, refused.code, refused.error)
+            self._count_refusal()
         else:
             answer = _ANSWER + len(tag).to_bytes(2, "big") + tag + answer + END
             seconds = self.clock.seconds() - started
@@ -279,6 +313,12 @@ class Link(Connection):
             self._answering -= 1
         if self.life is Life.READY:
             self._write(answer)
+
+    def _count_refusal(self) -> None:
+        if self.peer.role == "anonymous":
+            self._refused += 1
+            if self._refused >= MAX_ANONYMOUS_REFUSED:
+                self.cut("flood", f"it has no certificate, and was refused {self._refused} times")
 
     def _broken(self, reason: Failure) -> None:
         # Cannot happen, as far as is known. If it does, the peer must not wait for its deadline.
@@ -329,7 +369,7 @@ _ANSWER: Final = len(amp.ANSWER).to_bytes(2, "big") + amp.ANSWER
 
 def _refusal(tag: bytes, code: bytes, error: Exception) -> bytes:
     """The box that says that an ask is not answered, and why."""
-    description = str(error).encode("utf-8", "backslashreplace")[:4096]
+    description = str(error).encode("utf-8", "backslashreplace")[:MAX_DESCRIPTION]
     box = {amp.ERROR: tag, amp.ERROR_CODE: code, amp.ERROR_DESCRIPTION: description}
     if isinstance(error, Unhandled):
         box[REFERENCE] = error.reference.encode("ascii")

@@ -167,13 +167,15 @@ class TestSending(EventsTestCase):
     def test_an_answer_that_confirms_nothing_is_a_failure_and_not_a_loop(self) -> None:
         async def confirm_nothing(link: Link, events: Any) -> Mapping[str, Any]:
             self.calls.append(len(events))
-            return {"committed": "yes"}
+            return {"committed": ["yes", [[]], [{}]][len(self.calls) % 3]}
 
         self.connect({SendEvents: confirm_nothing})
         self.record("one")
         self.assertEqual(self.calls, [1])
         self.advance(1)
         self.assertEqual(self.calls, [1, 1])
+        self.advance(2)
+        self.assertEqual(self.calls, [1, 1, 1])
         self.assertEqual(self.events.pending, 1)
 
 

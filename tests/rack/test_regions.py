@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
+from twisted.logger import LogLevel, formatEvent, globalLogPublisher
 from twisted.test.iosim import FakeTransport, IOPump, connect
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
@@ -318,6 +319,21 @@ class RegionsTests(SynchronousTestCase):
         self.net.told = {str(number): [f"h{number}:1"] for number in range(5 * MOST)}
         self.start("a:1")
         self.assertLessEqual(len(self.regions.addresses), MOST + 1)
+        for turn in range(4):  # others are tried in their place, and not as well
+            self.net.told = {str(number): [f"h{(number + turn * MOST) % 320}:1"] for number in range(5 * MOST)}
+            self.net.advance(PATIENCE)
+            self.assertLessEqual(len(self.regions.addresses), MOST + 1)
+
+    def test_addresses_that_are_none_are_told_in_one_line(self) -> None:
+        lines: list[Any] = []
+        observer: Any = lines.append
+        globalLogPublisher.addObserver(observer)
+        self.addCleanup(globalLogPublisher.removeObserver, observer)
+        self.net.process("one", "a:1")
+        self.net.told = {"x": [[]] * 1000, "y": "no address"}
+        self.start("a:1")
+        errors = [formatEvent(event) for event in lines if event["log_level"] is LogLevel.error]
+        self.assertEqual(errors, ["A region told of a process at '[]', which is no address; and of 1000 more"])
 
 
 class RememberedTests(SynchronousTestCase):

@@ -16,7 +16,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from rack import renewal as renewal_module
 from rack.identity import Identity, read_identity, write_identity
-from rack.renewal import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LOOK_SECONDS, SPREAD_SECONDS, Renewal
+from rack.renewal import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    LOOK_SECONDS,
+    MAX_REASON,
+    SPREAD_SECONDS,
+    Renewal,
+)
 from rpc.certificates import (
     CERTIFICATE_LIFE,
     create_authority,
@@ -182,6 +189,14 @@ class FreshTests(RenewalTestCase):
         self.assertEqual(read_identity(self.directory).authority, self.ca)
         self.advance(10 * LOOK_SECONDS)
         self.assertEqual(len(self.requests), 1)
+
+    def test_what_a_region_gives_as_its_reason_is_bounded(self) -> None:
+        self.connect()
+        asking = Deferred.fromCoroutine(self.region_end.ask(RenewSoon, reason="why\n" * 10_000))
+        self.pump.flush()
+        self.assertIsInstance(self.successResultOf(asking), Answered)
+        self.assertLessEqual(len(self.renewal._asked), MAX_REASON)
+        self.assertNotIn("\n", self.renewal._asked)
 
 
 class DueTests(RenewalTestCase):

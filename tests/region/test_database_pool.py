@@ -254,6 +254,12 @@ class TransactionTests(PoolTestCase):
 
 
 class FaultTests(PoolTestCase):
+    async def test_a_parameter_that_no_statement_can_have_is_the_caller_s_error_and_costs_no_connection(self) -> None:
+        pid = await self.pid()
+        for wrong in ("a\0b", "\ud800"):
+            await self.raised(ValueError, self.database.query("SELECT %s", (wrong,)))
+        self.assertEqual(await self.pid(), pid)
+
     async def test_an_idle_connection_that_was_lost_is_replaced_without_an_error(self) -> None:
         pid = await self.pid()
         await self.kill_backend(pid)

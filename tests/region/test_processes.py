@@ -116,8 +116,10 @@ class ProcessesTests(DatabaseTestCase):
         found = await two.elsewhere("aaaaaa", "second")
         assert found is not None
         self.assertEqual((found.name, found.address), ("one", "192.0.2.1:4"))
+        self.assertEqual(await two.elsewhere("aaaaaa", ""), found)  # a copy may well say nothing
         for process, rack, instance in (
             (two, "aaaaaa", "first"), (two, "bbbbbb", "second"), (two, "cccccc", "x"), (one, "aaaaaa", "second"),
+            (two, "bbbbbb", ""),
         ):  # fmt: skip
             self.assertIsNone(await process.elsewhere(rack, instance))
         one.linked("aaaaaa", "192.0.2.1:5", "second")
@@ -178,6 +180,15 @@ class ProcessesTests(DatabaseTestCase):
         self.assertEqual(set(one.endpoints()), {one.id})
         ended = (await one.connections())["aaaaaa"].ended
         self.assertIsNotNone(ended)
+
+    async def test_a_process_that_died_before_the_clock_was_set_back_does_not_live_on(self) -> None:
+        one, two = await self.start("one"), await self.start("two")
+        two.linked("aaaaaa", "192.0.2.1:4")
+        await self.rows_are(("two", "aaaaaa"))
+        await self.age("two", -3600)
+        self.assertEqual((await self.seen(one))["aaaaaa"], [])
+        await self.beat(one)
+        await self.rows_are()
 
     async def test_a_process_that_starts_again_takes_the_place_of_what_ran_before_at_once(self) -> None:
         before = await self.start("one")

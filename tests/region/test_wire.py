@@ -177,7 +177,7 @@ class WireTests(SynchronousTestCase):
         for refusal in (TokenRefused("expired"), RackRefused("taken")):
             self.fakes.refuses = refusal
             why = self.failure(self.wire.enroll(self.link, TOKEN, b"p", b"csr", "one"), EnrolmentRefused)
-            self.assertEqual(why, str(refusal))
+            self.assertEqual(why, f"one cannot join: {refusal}")
 
     def test_a_name_that_is_none_is_refused(self) -> None:
         for name in ("", "-a", "a/b", "a b", "a\n", "x" * 65, "ü"):
@@ -212,7 +212,8 @@ class WireTests(SynchronousTestCase):
         why = self.failure(self.wire.register(self.link, [1], "one", "0.1", "a copy", 1), AlreadyLinked)
         for part in ("192.0.2.9:4", "192.0.2.1:4", "second on host-2", "two machines"):
             self.assertIn(part, why)
-        self.assertEqual([call[0] for call in self.fakes.calls], ["admit"])
+        self.failure(self.wire.register(self.link, [1], "one", "0.1"), AlreadyLinked)  # nor one that does not say
+        self.assertEqual([call[0] for call in self.fakes.calls], ["admit", "admit"])
         self.result(self.wire.register(self.link, [1], "one", "0.1", "the first", 1))
 
     def test_a_rack_that_does_not_know_the_authorities_is_asked_to_renew(self) -> None:
@@ -292,11 +293,24 @@ class WireTests(SynchronousTestCase):
         self.assertEqual(reports.kinds, ["Unavailable"])
         self.assertIsNone(reports.calls[0].failure)
 
+    def test_a_rack_may_show_whatever_text_can_be_stored(self) -> None:
+        progress = {"current": ["\U0001f600", "a\\u0000b", "é"], "deep": [[[[[1]]]]]}
+        self.result(self.report(progress=progress))
+        self.assertEqual(self.fakes.calls[0][-1], progress)
+
+    def test_what_a_rack_says_of_its_program_is_made_fit_to_be_stored_and_shown(self) -> None:
+        self.result(self.wire.register(self.link, [1], "one", "1\0" + "v" * 65_000, "i" * 65_000, 2))
+        [(*_, software, instance, _)] = [call for call in self.fakes.calls if call[0] == "register"]
+        self.assertEqual((software[:6], len(software), len(instance)), ("1\\x00v", 64, 64))
+
     def test_a_report_that_is_none_is_refused_and_not_stored(self) -> None:
+        deep: Any = {}
+        for _ in range(900):
+            deep = {"x": deep}
         for wrong in (
             {"digest": "xyz"}, {"state": "happy"}, {"progress": [1]}, {"generation": -1}, {"digest": ""},
             {"generation": 1 << 63}, {"progress": {"x": "a\0"}}, {"progress": {"x": ["\ud800"]}},
-            {"progress": {"\0": 1}},
+            {"progress": {"\0": 1}}, {"progress": {"x": "a\\\0"}}, {"progress": deep},
         ):  # fmt: skip
             self.assertIn("not a report", self.failure(self.report(**wrong), ReportRefused))
         self.assertEqual(self.fakes.calls, [])

@@ -223,7 +223,18 @@ class ReadingTests(SynchronousTestCase):
 
     def test_json_that_is_no_json_is_refused(self) -> None:
         schema = Schema([(b"value", Json(64 * KIB))])
-        for text in (b"", b"{", b"NaN", b"-Infinity", b"\xff", b"[" * 60_000, b"1" * 5_000, b"{} {}"):
+        for text in (
+            b"",
+            b"{",
+            b"NaN",
+            b"-Infinity",
+            b"1e999",
+            b"[-1e400]",
+            b"\xff",
+            b"[" * 60_000,
+            b"1" * 5_000,
+            b"{} {}",
+        ):
             error = self.assertRaises(Malformed, schema.load, {b"value": zlib.compress(text)})
             self.assertTrue(str(error).startswith("value: "), text[:20])
 

@@ -20,8 +20,8 @@ from twisted.logger import LogLevel, globalLogPublisher
 from twisted.protocols import amp
 from twisted.trial.unittest import SynchronousTestCase
 
-from rpc.arguments import KIB, MAX_CHUNK, MIB
-from rpc.boxes import END, MAX_BOX, MAX_KEY, MAX_PAIRS, pairs
+from rpc.arguments import MAX_CHUNK, MIB
+from rpc.boxes import END, MAX_ANONYMOUS_BOX, MAX_BOX, MAX_KEY, MAX_PAIRS, pairs
 from rpc.commands import COMMANDS, Command, DeclaredError, Ping
 from rpc.failures import CallFailed
 from rpc.limits import MAX_ANSWERING
@@ -281,7 +281,7 @@ class MemoryTests(BadInput):
         self.assertLess(self.peak(("region", RACK), start, *([b"x"] * 3000)), MIB)
 
     def test_a_box_that_never_ends_is_held_up_to_its_bound(self) -> None:
-        for end, bound in ((("region", RACK), MAX_BOX), (("region", ANONYMOUS), 256 * KIB)):
+        for end, bound in ((("region", RACK), MAX_BOX), (("region", ANONYMOUS), MAX_ANONYMOUS_BOX)):
             pair = [pairs([(b"%03d" % number, bytes(MAX_CHUNK))]) for number in range(bound // MAX_CHUNK + 2)]
             self.assertLess(self.peak(end, *pair), 2 * bound + 2 * MIB)
 

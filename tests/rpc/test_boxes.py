@@ -74,16 +74,28 @@ class ParserTests(SynchronousTestCase):
         error = self.assertRaises(BadBox, fed, *([pair] * 10), limit=300_000)
         self.assertEqual(str(error), "a box of more than 300000 bytes")
 
+    def test_a_value_that_is_too_long_for_the_limit_is_refused_before_it_came(self) -> None:
+        error = self.assertRaises(BadBox, fed, b"\0\1k" + (5000).to_bytes(2, "big"), limit=4000)
+        self.assertEqual(str(error), "a box of more than 4000 bytes")
+
     def test_the_limit_is_for_each_box_and_not_for_the_stream(self) -> None:
         box = {b"k": b"v" * 60000}
         self.assertEqual(fed(*([pairs(box.items()) + END] * 10), limit=100_000), [box] * 10)
 
-    def test_nothing_is_read_after_the_receiver_has_had_enough(self) -> None:
-        boxes = []
+    def test_nothing_is_read_after_the_receiver_has_had_enough_and_the_rest_is_read_later(self) -> None:
+        boxes: list[dict[bytes, bytes]] = []
 
         def receive(box):
             boxes.append(box)
             return False
 
-        Parser().feed((pairs([(b"a", b"1")]) + END) * 3, receive)
+        parser = Parser()
+        self.assertFalse(parser.feed((pairs([(b"a", b"1")]) + END) * 3 + b"\0\1", receive))
         self.assertEqual(len(boxes), 1)
+
+        def receive_all(box):
+            boxes.append(box)
+            return True
+
+        self.assertTrue(parser.feed(b"b\0\0\0\0", receive_all))
+        self.assertEqual(boxes, [{b"a": b"1"}] * 3 + [{b"b": b""}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+from hypothesis import given
+from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from rpc.certificates import (
@@ -28,6 +31,7 @@ from rpc.certificates import (
     role_and_id,
     write_private,
 )
+from tests.examples import examples
 
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 
@@ -43,6 +47,55 @@ def request_by(key, name="mallory") -> bytes:
         .sign(key, hashes.SHA256())
     )
     return request.public_bytes(serialization.Encoding.PEM)
+
+
+class DamagedTests(SynchronousTestCase):
+    """Whatever was sent as a certificate or a request: it is read, or it is invalid, and nothing else."""
+
+    authority = create_authority(NOW)
+    key = new_key()
+    request = make_request(key)
+    certificate = issue_rack(authority, request, "abc234", NOW)
+
+    def damaged(self, pem: bytes, place: int, put: bytes, cut: int) -> bytes:
+        first, *lines, last = pem.strip().split(b"\n")
+        data = base64.b64decode(b"".join(lines))
+        place %= len(data)
+        data = data[:place] + put + data[place + cut :]
+        return b"\n".join([first, base64.b64encode(data), last, b""])
+
+    def look(self, request: bytes, certificate: bytes) -> None:
+        for ask in (
+            lambda: issue_rack(self.authority, request, "abc234", NOW),
+            lambda: check_issued(certificate, self.key, self.authority.certificate),
+            lambda: check_issued(self.certificate, self.key, certificate),
+            lambda: role_and_id(load_certificate(certificate)),
+            lambda: load_credentials(Credentials(self.key, certificate)),
+        ):
+            try:
+                ask()
+            except CertificateInvalid as error:
+                self.assertTrue(str(error))
+
+    @examples(150)
+    @given(st.integers(0, 2000), st.binary(max_size=3), st.integers(0, 3))
+    def test_a_few_bytes_that_are_others(self, place, put, cut) -> None:
+        self.look(*(self.damaged(pem, place, put, cut) for pem in (self.request, self.certificate)))
+
+    def test_versions_keys_and_curves_that_there_are_not(self) -> None:
+        data = base64.b64decode(b"".join(self.certificate.strip().split(b"\n")[1:-1]))
+        for text in (b"\xa0\x03\x02\x01\x02", bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d030107")):
+            self.look(self.request, self.damaged(self.certificate, data.index(text) + len(text) - 1, b"\x30", 1))
+        data = base64.b64decode(b"".join(self.request.strip().split(b"\n")[1:-1]))
+        broken = self.damaged(self.request, data.index(b"\x02\x01\x00") + 2, b"\x30", 1)
+        error = self.assertRaises(CertificateInvalid, issue_rack, self.authority, broken, "abc234", NOW)
+        self.assertIn("cannot be read", str(error))
+
+    def test_what_is_around_a_certificate_is_ascii_as_well(self) -> None:
+        self.assertRaises(CertificateInvalid, load_certificate, "é\n".encode() + self.certificate)
+        self.assertRaises(
+            CertificateInvalid, check_issued, self.certificate, self.key, self.authority.certificate + b"\xff"
+        )
 
 
 class IssuingTests(SynchronousTestCase):

@@ -28,6 +28,7 @@ from rpc.outcomes import Answered, Failed
 from rpc.protocol import Life, Link, Responders, TooBusy, link_factory
 from rpc.rounds import ask_all
 from rpc.testing import ANONYMOUS, RACK, RecordingReporter, linked
+from rpc.testing import REGION as REGION_PEER
 from tests.rpc.test_tls import AUTHORITY, REGION, TlsTestCase, reactor
 from tests.rpc.test_tls import RACK as CREDENTIALS
 
@@ -162,6 +163,30 @@ class CallsTests(LoggedCase):
             each.callback(None)
         self.assertEqual(self.at_rack.kinds[limits.MAX_REFUSED :], ["LinkLost"] * limits.MAX_ANSWERING)
 
+    def test_a_stranger_that_is_refused_again_and_again_is_cut_off(self) -> None:
+        region, _, _ = linked({}, {}, rack=ANONYMOUS, region_reporter=self.at_region)
+        request = encode(Register, {"versions": [1], "name": "n", "software": "s"})
+        for number in range(limits.MAX_ANONYMOUS_REFUSED):
+            self.assertIs(region.life, Life.READY)
+            region.dataReceived(pairs([(amp.ASK, b"%x" % number)]) + request)
+        self.assertIs(region.life, Life.CLOSING)
+        self.assertEqual(self.at_region.kinds, ["NotAllowed"] * limits.MAX_ANONYMOUS_REFUSED)
+        [reason] = self.errors()
+        self.assertIn("it has no certificate, and was refused 8 times", reason)
+
+    def test_a_rack_that_has_not_registered_sends_no_large_box(self) -> None:
+        pair = pairs([(b"k%d" % number, bytes(60_000)) for number in range(5)])
+        region, _, _ = linked({}, {}, version=None, interval=0)
+        region.dataReceived(pair)
+        self.assertIs(region.life, Life.CLOSING)
+        region, _, _ = linked({}, {}, version=None, interval=0)
+        region.agreed(1)
+        region.dataReceived(pair)
+        self.assertIs(region.life, Life.READY)
+        _, rack, _ = linked({}, {}, version=None, interval=0)
+        rack.dataReceived(pair)
+        self.assertIs(rack.life, Life.READY)
+
     def test_a_stranger_has_one_thing_to_ask(self) -> None:
         asked: list[Deferred[None]] = []
 
@@ -174,6 +199,65 @@ class CallsTests(LoggedCase):
         region.dataReceived(b"".join(pairs([(amp.ASK, b"%x" % number)]) + request for number in range(1000)))
         self.assertEqual(len(asked), limits.MAX_ANONYMOUS_ANSWERING)
         self.assertIs(region.life, Life.CLOSING)
+
+
+class TurnTests(LoggedCase):
+    """What takes long to answer keeps nobody else waiting for long."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock = Clock()
+        self.answered = 0
+
+        async def cancel(link: Link) -> dict[str, bool]:
+            self.answered += 1
+            self.clock.rightNow += limits.TURN_SECONDS / 4
+            return {"cancelled": False}
+
+        self.rack = Link(
+            Responders("rack", {CancelSync: cancel}), clock=self.clock, peer=REGION_PEER, interval=0,
+            reporter=RecordingReporter(),
+        )  # fmt: skip
+        self.transport = StringTransport()
+        self.transport.abortConnection = lambda: None  # type: ignore[method-assign]  # its own cannot take one
+        self.rack.makeConnection(self.transport)
+        self.rack.agreed(1)
+        request = encode(CancelSync, {})
+        self.asks = b"".join(pairs([(amp.ASK, b"%x" % number)]) + request for number in range(1, 51))
+
+    def turn(self) -> None:
+        """As the reactor's next turn: what is due now, and not what comes to be due in it."""
+        [call] = self.clock.calls
+        self.clock.calls.remove(call)
+        call.called = 1
+        call.func(*call.args)
+
+    def test_a_turn_ends_and_the_next_goes_on_where_it_ended(self) -> None:
+        self.rack.dataReceived(self.asks)
+        self.assertEqual((self.answered, self.transport.producerState), (4, "paused"))
+        self.turn()
+        self.assertEqual((self.answered, self.transport.producerState), (8, "paused"))
+        self.clock.advance(0)
+        self.assertEqual((self.answered, self.transport.producerState), (50, "producing"))
+        boxes = amp.parseString(self.transport.value())
+        self.assertEqual([box[amp.ANSWER] for box in boxes], [b"%x" % number for number in range(1, 51)])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_what_comes_meanwhile_waits_and_is_not_lost(self) -> None:
+        self.rack.dataReceived(self.asks[:1000])
+        for byte in range(1000, len(self.asks), 7):
+            self.rack.dataReceived(self.asks[byte : byte + 7])
+        self.assertEqual(self.answered, 4)
+        self.clock.advance(0)
+        self.assertEqual(self.answered, 50)
+
+    def test_a_link_that_ends_meanwhile_answers_no_more(self) -> None:
+        self.rack.dataReceived(self.asks)
+        self.rack.abort("enough")
+        self.clock.advance(0)
+        self.rack.connectionLost()
+        self.clock.advance(0)
+        self.assertEqual((self.answered, self.clock.getDelayedCalls()), (4, []))
 
 
 class UnreadTests(LoggedCase):
@@ -368,11 +452,30 @@ class DoorTests(LoggedCase):
         [reason] = self.errors()
         self.assertIn("rack abc234 at 192.0.2.2:40000 has more than 2 links", reason)
 
+    def test_a_copy_of_the_certificate_does_not_cut_off_the_link_that_is_in_use(self) -> None:
+        door = Door(links=2)
+        mine = self.enter(door, "192.0.2.2", RACK)
+        mine.agreed(1)
+        copies = [self.enter(door, "192.0.2.66", RACK) for _ in range(20)]
+        self.assertIs(mine.life, Life.READY)
+        self.assertEqual([link.life for link in copies], [Life.LOST] * 19 + [Life.READY])
+
+    def test_a_rack_that_does_not_register_is_cut_off(self) -> None:
+        door = Door()
+        idle, used = self.enter(door, "192.0.2.2", RACK), self.enter(door, "192.0.2.2", RACK)
+        used.agreed(1)
+        self.clock.advance(limits.REGISTER_SECONDS - 1)
+        self.assertIs(idle.life, Life.READY)
+        self.clock.advance(1)
+        self.assertEqual((idle.life, used.life), (Life.LOST, Life.READY))
+        [reason] = self.errors()
+        self.assertEqual(reason, "it has not registered within 90 s")
+
     def test_nothing_is_kept_of_a_connection_that_ended(self) -> None:
         door = Door()
         for peer in (None, ANONYMOUS, RACK):
             self.enter(door, "192.0.2.2", peer).connectionLost()
-        self.assertEqual((door.strangers, door._links), (0, {}))
+        self.assertEqual((door.strangers, door._links, self.clock.getDelayedCalls()), (0, {}, []))
 
     def test_a_listener_has_a_door(self) -> None:
         reactor, door = MemoryReactorClock(), Door(strangers=3)

@@ -49,6 +49,16 @@ class LogTests(SynchronousTestCase):
         self.assertIn("broken", text)
         self.assertIn("RuntimeError: why", text)
 
+    def test_what_a_peer_sent_looks_like_no_line_of_its_own_and_reaches_no_terminal(self) -> None:
+        hostile = "1\n2026-11-30T00:00:00+0000 info     part: fake\x1b[2J\r\x9b\u2028\x00\ud800 é"
+        text = self.written(lambda log: log.info("said {it}", it=hostile))
+        first, second = text.splitlines()
+        self.assertRegex(first, r"^\d{4}-\S+ info     part: said 1$")
+        self.assertEqual(second, "  2026-11-30T00:00:00+0000 info     part: fake\\x1b[2J\\r\\x9b\\u2028\\x00\\ud800 é")
+        journal = self.written(lambda log: log.info("said {it}", it=hostile), JOURNAL_STREAM="8:1")
+        self.assertEqual([line[:3] for line in journal.splitlines()], ["<6>", "<6>"])
+        text.encode()
+
     def test_under_systemd_every_line_has_its_priority(self) -> None:
         text = self.written(lambda log: log.failure("broken", Failure(RuntimeError("why"))), JOURNAL_STREAM="8:1")
         self.assertGreater(text.count("\n"), 1)

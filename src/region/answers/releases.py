@@ -14,12 +14,12 @@ from itertools import groupby
 from typing import Any, Final, Generic, TypeVar
 
 from attrs import frozen
-from twisted.internet.interfaces import IReactorTime
 
 from region.answers import documents
 from region.answers.asking import Asker
 from region.answers.combine import Answers, Policy, Published, Target, combine
 from region.answers.published import PublishedView
+from rpc.steady import ITimeOfDay
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class _Kept(Generic[T]):
 class Releases:
     """Answers questions about releases."""
 
-    def __init__(self, asker: Asker, published: PublishedView, clock: IReactorTime) -> None:
+    def __init__(self, asker: Asker, published: PublishedView, clock: ITimeOfDay) -> None:
         self._asker = asker
         self._published = published
         self._clock = clock

@@ -369,6 +369,8 @@ def _result(cursor: Any) -> Result:
 
 
 def _says_lost(error: BaseException) -> bool:
+    if isinstance(error, ValueError):
+        return False  # a parameter that no statement can have, as text with NUL: nothing was sent
     if not isinstance(error, psycopg2.Error):
         return True  # ConnectionDone and the like: the transport's word
     if error.pgcode is not None:
