@@ -13,10 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.commissioning.intake import FINAL, SignalRefused, UnknownNode, UnknownResult, comes_to, is_beat
 from region.commissioning.signals import MessageFile, Signal, SignalStatus, StatusMessage, Upload
 from region.database import Transaction
-from region.nodes.statuses import ScriptStatus
+from region.nodes.statuses import ResultType, ScriptStatus
 from region.nodes.values import NodeName, Standing
 from tests.database import reactor
-from tests.region.commissioning import NOISE, CommissioningTestCase
+from tests.region.commissioning import COMMISSIONING_SCRIPTS, NOISE, CommissioningTestCase
 
 OUTPUT = (Upload("10-lshw", {"stdout": b"out"}),)
 SIGNALS = st.builds(
@@ -274,6 +274,23 @@ class IntakeTests(CommissioningTestCase):
         self.assertEqual(
             [step for step, _ in await self.queued(node)], ["storage", "networking", "tags", "finish", "finish"]
         )
+
+    async def test_the_same_words_end_each_run_of_a_node_however_often_it_is_commissioned_and_tested(self) -> None:
+        said = Signal(SignalStatus.OK, "done")
+        kinds = {ResultType.COMMISSIONING: COMMISSIONING_SCRIPTS, ResultType.TESTING: ("smartctl",)}
+        for run in (list(kinds), [ResultType.TESTING], [ResultType.COMMISSIONING], [ResultType.TESTING], list(kinds)):
+            for kind in ResultType:
+                await self.end(self.node, kind)
+            await self.database.execute("DELETE FROM processing")
+            await self.begin(
+                self.node,
+                commissioning=kinds[ResultType.COMMISSIONING] if ResultType.COMMISSIONING in run else (),
+                testing=kinds[ResultType.TESTING] if ResultType.TESTING in run else (),
+            )
+            for _ in range(2):
+                await self.intake.signal(self.node, said)
+                finishing = [step for step, _ in await self.queued() if step == "finish"]
+                self.assertEqual(finishing, ["finish"] * len(run), run)
 
     async def test_a_retired_token_neither_ends_a_run_nor_is_a_heartbeat_nor_touches_its_results(self) -> None:
         await self.end(self.node)
