@@ -66,12 +66,19 @@ def advice(machine: Any, runs: Sequence[Any]) -> Iterator[str]:
     """What to do about what is wrong with a machine, most important first; nothing if nothing is."""
     name, status = machine["hostname"], machine["status_name"]
     problems = machine.get("problems", [])
-    if problems:
-        ids = list(dict.fromkeys(each["correlation"] for each in reversed(problems) if each["correlation"]))
+    own = [each for each in problems if each["fault"] == "region"]
+    if own:
+        ids = list(dict.fromkeys(each["correlation"] for each in reversed(own) if each["correlation"]))
         rest = f" (and so on: {len(ids) - GREPPED} more)" if len(ids) > GREPPED else ""
         yield (
-            "The region failed at what it makes of the outputs, not the machine; the outputs are kept. Where it runs, "
-            f"see the tracebacks: journalctl -u stanchion-region | grep -A 40 -e {' -e '.join(ids[:GREPPED])}{rest}"
+            "The region failed at what it makes of the outputs, not the machine; the outputs are kept. Report it, with "
+            "the tracebacks, which the log where it runs has: "
+            f"journalctl -u stanchion-region | grep -A 40 -e {' -e '.join(ids[:GREPPED])}{rest}"
+        )
+    if unusable := dict.fromkeys(each["script"] for each in problems if each["fault"] == "output"):
+        yield (
+            f"What {', '.join(unusable)} wrote cannot be used, for the reason above: see whether the script fits the "
+            f"machine: stanchion node output {name} {' '.join(unusable)}"
         )
     for run in runs:
         kind = " --testing" if run["type_name"] == "Testing" else ""
@@ -147,7 +154,7 @@ def _show_machine(machine: Any) -> None:
 def _show_problems(machine: Any) -> None:
     if not machine["problems"]:
         return
-    write("\nSteps of the region's own that failed")
+    write("\nWhat could not be done with what it reported")
     write_table(
         ("STEP", "SCRIPT", "ERROR", "WHEN", "IN THE LOG UNDER"),
         [
