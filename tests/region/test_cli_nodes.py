@@ -123,6 +123,13 @@ class TestShow(CommandCase):
         self.region.answers["GET", path] = ""
         self.assertEqual(self.stanchion("node", "output", "node-7", "--testing")[1], "nothing was written\n")
 
+    def test_what_came_late_is_pointed_at_and_shown(self) -> None:
+        self.told(NODE, runs=({**RUN, "results": [{**RESULT, "late": [{"id": 1}]}]},))
+        self.assertIn("stanchion node output node-7 --all", self.stanchion("node", "show", "node-7")[1])
+        self.region.answers["GET", "nodes/abc234/results/current-commissioning/"] = "late\n"
+        self.assertEqual(self.stanchion("node", "output", "node-7", "--all")[1], "late\n\n")
+        self.assertEqual(self.region.seen[-1].query["output"], ["all"])
+
     def test_one_that_is_not_there_is_the_answer_no(self) -> None:
         self.region.answers["GET", "machines/node-7/"] = Told("There is no machine 'node-7'.", 404)
         for words in (("show", "node-7"), ("output", "node-7")):

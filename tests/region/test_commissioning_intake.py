@@ -303,9 +303,19 @@ class IntakeTests(CommissioningTestCase):
             self.assertTrue((await self.intake.signal(self.node, signal, retired=True)).stop)
         await self.intake.message(self.node, MESSAGE, retired=True)
         self.assertEqual(await self.database.query("SELECT * FROM node_heartbeat"), [])
-        self.assertEqual(await self.queued(), [("message", "20-block-devices"), ("message", None)])
+        # Its two ends are told of: the words differ.
+        self.assertEqual(await self.queued(), [("message", name) for name in (None, None, "20-block-devices", None)])
         self.assertEqual(await self.result("20-block-devices"), ScriptStatus.PENDING)
         self.assertEqual(await self.outputs(earlier["20-block-devices"], late=True), [{"stdout": b"old"}])
+
+    async def test_of_a_node_that_was_given_up_people_are_told_once_that_it_has_come_to_its_end_after_all(self) -> None:
+        await self.end(self.node)
+        for signal in (self.finished("10-lshw"), *[Signal(SignalStatus.FAILED, "2 scripts failed")] * 2):
+            self.assertTrue((await self.intake.signal(self.node, signal, retired=True)).stop)
+        payloads = await self.database.query("SELECT payload FROM processing WHERE step = 'message' ORDER BY id")
+        self.assertEqual([payload["kind"] for (payload,) in payloads], ["LATE_OUTPUT", "LATE_END"])
+        for said in ("FAILED", "2 scripts failed", "kept as late", "commission or test it again"):
+            self.assertIn(said, payloads[1][0]["description"])
 
     async def test_a_runner_whose_run_was_replaced_is_told_to_stop(self) -> None:
         await self.end(self.node)

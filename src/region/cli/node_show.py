@@ -50,7 +50,8 @@ def output(arguments: argparse.Namespace) -> int:
     machine = _read(client, path_of(arguments.node))
     run = "current-testing" if arguments.testing else "current-commissioning"
     text = _read(
-        client, f"nodes/{machine['system_id']}/results/{run}/", op="download", output="combined", filetype="txt",
+        client, f"nodes/{machine['system_id']}/results/{run}/", op="download",
+        output="all" if arguments.all else "combined", filetype="txt",
         filters=",".join(arguments.script) or None,
     )  # fmt: skip
     if isinstance(text, bytes):
@@ -85,6 +86,8 @@ def advice(machine: Any, runs: Sequence[Any]) -> Iterator[str]:
         failed = [each["name"] for each in run["results"] if _has_failed(each)]
         if failed and status.startswith("Failed"):
             yield f"See what the scripts wrote: stanchion node output {name} {' '.join(failed[:3])}{kind}"
+    if any(each.get("late") for run in runs for each in run["results"]):
+        yield f"See what came late: stanchion node output {name} --all. It is used by nothing; run the scripts again."
     match status:
         case "New":
             yield f"Commission it: stanchion node commission {name}"

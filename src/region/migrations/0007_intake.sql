@@ -230,6 +230,14 @@ BEGIN
     END LOOP;
 
     IF is_retired THEN
+        IF is_final THEN
+            PERFORM queue_event(
+                the_node, the_run, its_result, 'LATE_END',
+                format('The node said that it was done (%s%s) when its run had been ended already. What it brought is '
+                       'kept as late, and changes nothing: if it is wanted, commission or test it again.',
+                       its_status, coalesce(': ' || nullif(rtrim(its_message, '.'), ''), ''))
+            );
+        END IF;
         RETURN;
     END IF;
     IF its_power IS NOT NULL THEN
