@@ -99,7 +99,7 @@ class HostileTests(DatabaseTestCase):
         connection = Connection(self.resource, self.clock)
         query = _form({**({"op": op.encode()} if op else {}), **(fields if method in ("GET", "DELETE") else {})})
         body = _form(fields).encode() if method in ("POST", "PUT") else b""
-        headers = {"Content_Type": "application/x-www-form-urlencoded"} if body else {}
+        headers: dict[str, Any] = {"Content_Type": "application/x-www-form-urlencoded"} if body else {}
         connection.send(method, path + (f"?{query}" if query else ""), body, **headers)
         while not connection.is_answered:
             await deferLater(reactor, 0)
