@@ -127,7 +127,7 @@ class TestShow(CommandCase):
         self.told(NODE, runs=({**RUN, "results": [{**RESULT, "late": [{"id": 1}]}]},))
         self.assertIn("stanchion node output node-7 --all", self.stanchion("node", "show", "node-7")[1])
         self.region.answers["GET", "nodes/abc234/results/current-commissioning/"] = "late\n"
-        self.assertEqual(self.stanchion("node", "output", "node-7", "--all")[1], "late\n\n")
+        self.assertEqual(self.stanchion("node", "output", "node-7", "--all")[1], "late\n")
         self.assertEqual(self.region.seen[-1].query["output"], ["all"])
 
     def test_one_that_is_not_there_is_the_answer_no(self) -> None:
