@@ -281,6 +281,23 @@ class PureTests(SynchronousTestCase):
                 ("f/a.1.yaml", "f/a.2.yaml", "f/b.yaml"), 0o644))  # fmt: skip
 
     @examples(60)
+    @given(
+        st.lists(st.sampled_from(("/etc/passwd", "../../.ssh/x", "..", ".", "a", "a.out", "a.1", "a\x1b\n", "\u202e"))
+                 | st.text(min_size=1), min_size=1, max_size=4),
+        st.sampled_from(("combined", "all")),
+    )  # fmt: skip
+    def test_whatever_a_node_calls_what_it_sends_no_file_leaves_its_folder_nor_takes_another_s_place(
+        self, names: list[str], kind: str
+    ) -> None:
+        found = [result(name, number) for number, name in enumerate(names, 1)]
+        with_stdout = [evolve(one, outputs={**one.outputs, "stdout": b"s"}) for one in found]
+        files = files_of(run(*with_stdout), kind)
+        self.assertEqual(len(files), len(names) * (3 if kind == "all" else 1))
+        with tarfile.open(fileobj=io.BytesIO(as_tar(files, "f")), mode="r:xz") as tar:
+            for member in tar:
+                self.assertRegex(member.name, r"\Af/[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
+
+    @examples(60)
     @given(st.lists(st.sampled_from(ScriptStatus), min_size=1, max_size=5))
     def test_a_run_has_ended_when_all_of_it_has(self, statuses: list[ScriptStatus]) -> None:
         found = run(*(result("a", number, status) for number, status in enumerate(statuses)))

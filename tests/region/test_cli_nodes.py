@@ -78,6 +78,15 @@ class TestShow(CommandCase):
         self.assertIn(f"-e {1:032} -e {2:032} -e {3:032} (and so on: 6 more)", output)
         self.assertIn(" C: 'size'", output)
 
+    def test_of_an_output_that_cannot_be_used_people_see_that_the_script_is_to_be_looked_at_and_not_the_region(
+        self,
+    ) -> None:
+        self.told(NODE, evolve(PROBLEM, error_type="OutputUnusable", error="the script printed nothing"))
+        _, output, _ = self.stanchion("node", "show", "node-7")
+        self.assertIn("What 10-lshw wrote cannot be used", output)
+        self.assertIn("the script printed nothing", output)
+        self.assertNotIn("The region failed", output)
+
     def test_only_the_runs_that_the_status_is_about_are_shown(self) -> None:
         self.told(NODE, runs=(RUN, {**RUN, "id": 2, "results": [{**RESULT, "name": "old"}]}))
         self.assertNotIn("old", self.stanchion("node", "show", "node-7")[1])
@@ -113,6 +122,13 @@ class TestShow(CommandCase):
         self.assertEqual(self.stanchion("node", "output", "node-7", "--testing")[1], "\\xff\\x00\n")
         self.region.answers["GET", path] = ""
         self.assertEqual(self.stanchion("node", "output", "node-7", "--testing")[1], "nothing was written\n")
+
+    def test_what_came_late_is_pointed_at_and_shown(self) -> None:
+        self.told(NODE, runs=({**RUN, "results": [{**RESULT, "late": [{"id": 1}]}]},))
+        self.assertIn("stanchion node output node-7 --all", self.stanchion("node", "show", "node-7")[1])
+        self.region.answers["GET", "nodes/abc234/results/current-commissioning/"] = "late\n"
+        self.assertEqual(self.stanchion("node", "output", "node-7", "--all")[1], "late\n")
+        self.assertEqual(self.region.seen[-1].query["output"], ["all"])
 
     def test_one_that_is_not_there_is_the_answer_no(self) -> None:
         self.region.answers["GET", "machines/node-7/"] = Told("There is no machine 'node-7'.", 404)

@@ -226,6 +226,7 @@ class FaultTests(FaultTestCase):
         await self.outputs_are_kept(case)
         [(description, correlation)] = await self.events_of(case.node, kinds.SCRIPT_RESULT_ERROR)
         self.assertIn(case.error.removeprefix("builtins."), description)
+        self.assertIn("a fault of the region, not of the machine: report it", description)
         self.assertIn(correlation, description)
         self.assertEqual(len(correlation), 32)
         tracebacks = [

@@ -15,7 +15,12 @@ from tests.region.commissioning import COMMISSIONING_SCRIPTS, WorkerTestCase
 
 ENDED = st.builds(Ended, st.just("10-lshw"), st.sampled_from(ScriptStatus), st.none() | st.integers(0, 2))
 NOT_DONE = st.builds(
-    NotDone, st.sampled_from(("hook", "storage", "tags", "power")), st.just("10-lshw"), st.just("E"), st.just("c")
+    NotDone,
+    st.sampled_from(("hook", "storage", "tags", "power")),
+    st.just("10-lshw"),
+    st.sampled_from(("OutputUnusable", "KeyError")),
+    st.just("E"),
+    st.just("c"),
 )
 
 
@@ -41,12 +46,17 @@ class ReasonTests(SynchronousTestCase):
                 Ended("a", ScriptStatus.FAILED, 3), Ended("b", ScriptStatus.TIMEDOUT),
                 Ended("c", ScriptStatus.RUNNING), Ended("d", ScriptStatus.FAILED, 1, suppressed=True),
             ],
-            [NotDone("hook", "10-lshw", "ValueError: bad.", "c0ffee"), NotDone("storage", "", "KeyError: 'x'", "ab")],
+            [
+                NotDone("hook", "10-lshw", "ValueError", "bad.", "c0ffee"),
+                NotDone("hook", "40-lldp", "OutputUnusable", "the script printed nothing", "cd"),
+                NotDone("storage", "", "KeyError", "'x'", "ab"),
+            ],
         )  # fmt: skip
         self.assertEqual(
             found,
             [
                 "Scripts failed: a (failed, exit status 3), b (timed out), c (the node never said how it ended).",
+                "What scripts wrote cannot be used: 40-lldp (the script printed nothing; in the log under cd).",
                 "The region could not process the output of 10-lshw (ValueError: bad; in the log under c0ffee), the "
                 "default storage (KeyError: 'x'; in the log under ab).",
                 "The node said that it failed: 2 scripts failed.",

@@ -13,10 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.commissioning.intake import FINAL, SignalRefused, UnknownNode, UnknownResult, comes_to, is_beat
 from region.commissioning.signals import MessageFile, Signal, SignalStatus, StatusMessage, Upload
 from region.database import Transaction
-from region.nodes.statuses import ScriptStatus
+from region.nodes.statuses import ResultType, ScriptStatus
 from region.nodes.values import NodeName, Standing
 from tests.database import reactor
-from tests.region.commissioning import NOISE, CommissioningTestCase
+from tests.region.commissioning import COMMISSIONING_SCRIPTS, NOISE, CommissioningTestCase
 
 OUTPUT = (Upload("10-lshw", {"stdout": b"out"}),)
 SIGNALS = st.builds(
@@ -275,6 +275,23 @@ class IntakeTests(CommissioningTestCase):
             [step for step, _ in await self.queued(node)], ["storage", "networking", "tags", "finish", "finish"]
         )
 
+    async def test_the_same_words_end_each_run_of_a_node_however_often_it_is_commissioned_and_tested(self) -> None:
+        said = Signal(SignalStatus.OK, "done")
+        kinds = {ResultType.COMMISSIONING: COMMISSIONING_SCRIPTS, ResultType.TESTING: ("smartctl",)}
+        for run in (list(kinds), [ResultType.TESTING], [ResultType.COMMISSIONING], [ResultType.TESTING], list(kinds)):
+            for kind in ResultType:
+                await self.end(self.node, kind)
+            await self.database.execute("DELETE FROM processing")
+            await self.begin(
+                self.node,
+                commissioning=kinds[ResultType.COMMISSIONING] if ResultType.COMMISSIONING in run else (),
+                testing=kinds[ResultType.TESTING] if ResultType.TESTING in run else (),
+            )
+            for _ in range(2):
+                await self.intake.signal(self.node, said)
+                finishing = [step for step, _ in await self.queued() if step == "finish"]
+                self.assertEqual(finishing, ["finish"] * len(run), run)
+
     async def test_a_retired_token_neither_ends_a_run_nor_is_a_heartbeat_nor_touches_its_results(self) -> None:
         await self.end(self.node)
         earlier, self.results = self.results, await self.begin(self.node)
@@ -286,9 +303,19 @@ class IntakeTests(CommissioningTestCase):
             self.assertTrue((await self.intake.signal(self.node, signal, retired=True)).stop)
         await self.intake.message(self.node, MESSAGE, retired=True)
         self.assertEqual(await self.database.query("SELECT * FROM node_heartbeat"), [])
-        self.assertEqual(await self.queued(), [("message", "20-block-devices"), ("message", None)])
+        # Its two ends are told of: the words differ.
+        self.assertEqual(await self.queued(), [("message", name) for name in (None, None, "20-block-devices", None)])
         self.assertEqual(await self.result("20-block-devices"), ScriptStatus.PENDING)
         self.assertEqual(await self.outputs(earlier["20-block-devices"], late=True), [{"stdout": b"old"}])
+
+    async def test_of_a_node_that_was_given_up_people_are_told_once_that_it_has_come_to_its_end_after_all(self) -> None:
+        await self.end(self.node)
+        for signal in (self.finished("10-lshw"), *[Signal(SignalStatus.FAILED, "2 scripts failed")] * 2):
+            self.assertTrue((await self.intake.signal(self.node, signal, retired=True)).stop)
+        payloads = await self.database.query("SELECT payload FROM processing WHERE step = 'message' ORDER BY id")
+        self.assertEqual([payload["kind"] for (payload,) in payloads], ["LATE_OUTPUT", "LATE_END"])
+        for said in ("FAILED", "2 scripts failed", "kept as late", "commission or test it again"):
+            self.assertIn(said, payloads[1][0]["description"])
 
     async def test_a_runner_whose_run_was_replaced_is_told_to_stop(self) -> None:
         await self.end(self.node)

@@ -88,6 +88,16 @@ class StatementTests(PoolTestCase):
         await self.raised(psycopg2.errors.UndefinedTable, self.database.query("SELECT * FROM nowhere"))
         self.assertEqual(await self.pid(), pid)
 
+    async def test_values_that_cannot_be_sent_are_an_error_of_who_gave_them_and_the_connection_is_kept(self) -> None:
+        pid = await self.pid()
+        for error, sql, values in (
+            (ValueError, "SELECT %s", ("a\x00b",)), (UnicodeEncodeError, "SELECT %s", ("\ud800",)),
+            (TypeError, "SELECT %s", (1, 2)), (IndexError, "SELECT %s, %s", (1,)), (KeyError, "SELECT %(a)s", {"b": 1}),
+            (psycopg2.ProgrammingError, "SELECT %s", (object(),)),
+        ):  # fmt: skip
+            await self.raised(error, self.database.query(sql, values))
+            self.assertEqual(await self.pid(), pid, error)
+
     async def test_a_server_whose_disk_is_full_is_unavailable_and_the_connection_is_kept(self) -> None:
         pid = await self.pid()
         full = "DO $$ BEGIN RAISE 'could not extend file' USING ERRCODE = 'disk_full', HINT = 'Free some.'; END $$"

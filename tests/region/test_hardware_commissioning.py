@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from region.api.machine_documents import whole_machine
 from region.commissioning.intake import Intake
 from region.commissioning.signals import Signal, SignalStatus
 from region.commissioning.steps import steps
@@ -13,6 +14,8 @@ from region.layouts.networking import networking
 from region.layouts.storage import storage
 from region.nodes import kinds
 from region.nodes.statuses import NodeStatus, ScriptStatus
+from region.nodes.store import NodeStore
+from region.scripts.results import ResultStore
 from tests.region.commissioning import WorkerTestCase, following
 
 GB = 10**9
@@ -98,8 +101,22 @@ class CommissioningTests(WorkerTestCase):
         self.assertEqual(await self.result("10-lshw", "status", "exit_status", "post_processing"), (2, 0, "failed"))
         self.assertEqual(await self.result("11-lscpu"), ScriptStatus.PASSED)
         ((described, correlation),) = await self.events_of(self.node, kinds.SCRIPT_RESULT_ERROR)
-        self.assertIn("10-lshw", described)
-        self.assertIn("HookError", described)
-        self.assertIn("or it was cut", described)
-        self.assertNotEqual(correlation, "")
+        # Not the region is to blame, and nobody is told to report it.
+        for said in (
+            "The output of script 10-lshw cannot be used: the script did not print an XML document, or it was cut",
+            f"stanchion node output {self.node.hostname}", correlation,
+        ):  # fmt: skip
+            self.assertIn(said, described)
+        self.assertNotIn("report it", described)
+        ((reason, _),) = await self.events_of(self.node, kinds.REQUEST_NODE_MARK_FAILED_SYSTEM)
+        self.assertIn("What scripts wrote cannot be used: 10-lshw (the script did not print an XML document", reason)
+        self.assertNotIn("region", reason)
+        store = NodeStore(self.database)
+        node = await store.read(self.node.system_id)
+        assert node is not None
+        [problem] = whole_machine(node, await store.problems(node))["problems"]
+        self.assertEqual((problem["fault"], problem["correlation"]), ("output", correlation))
+        [run] = await ResultStore(self.database).runs(self.node.system_id)
+        [warning] = [result.warning for result in run.results if result.warning]
+        self.assertIn("What the script wrote cannot be used: the script did not print an XML document", warning)
         self.assertEqual(len(self.flushLoggedErrors()), 1)

@@ -172,10 +172,26 @@ class MonitorTests(DatabaseTestCase):
 
     async def test_a_node_that_has_done_its_part_is_not_failed_for_what_the_region_has_yet_to_do(self) -> None:
         node = await self.running(heard="11 minutes")
-        await self.database.execute("UPDATE script_set SET signalled = now(), signal_status = 'OK'")
+        await self.done(node)
         self.assertEqual(await self.monitor.look(), 0)
         await self.database.execute("UPDATE script_set SET signal_status = 'TESTING'")
         await self.assert_fails(node, "said nothing")
+
+    async def test_one_whose_end_the_region_has_lost_is_not_left_for_ever_and_the_region_is_blamed(self) -> None:
+        node = await self.running(heard="11 minutes")
+        await self.done(node)
+        await self.database.execute("DELETE FROM processing")
+        self.assertEqual(await self.monitor.look(listening=60), 0)
+        await self.assert_fails(node, "a fault of the region", "Last heard of")
+
+    async def done(self, node: NodeName) -> None:
+        """It has said that it is done, and the end of its run is queued."""
+        await self.database.execute("UPDATE script_set SET signalled = now(), signal_status = 'OK'")
+        await self.database.execute(
+            "INSERT INTO processing (node_id, script_set_id, step) SELECT node_id, id, 'finish' FROM script_set"
+            " WHERE node_id = %s",
+            (node.id,),
+        )
 
     async def test_tests_that_hang_fail_the_tests(self) -> None:
         memtest = await make_script(self.database, "memtest", ResultType.TESTING, timeout_seconds=60)
@@ -322,18 +338,25 @@ class VerdictTests(SynchronousTestCase):
 
     @settings(max_examples=100)
     @given(
-        boot=st.none() | SECONDS, silent=SECONDS, is_done=st.booleans(), seconds=SECONDS,
+        boot=st.none() | SECONDS, silent=SECONDS, is_done=st.booleans(), is_queued=st.booleans(), seconds=SECONDS,
         timeout=st.integers(0, 10**18), parameters=st.dictionaries(st.text(max_size=3), PARAMETER, max_size=2),
     )  # fmt: skip
     def test_whatever_is_stored_there_is_a_verdict(
-        self, boot: float | None, silent: float, is_done: bool, seconds: float, timeout: int, parameters: Any
+        self,
+        boot: float | None,
+        silent: float,
+        is_done: bool,
+        is_queued: bool,
+        seconds: float,
+        timeout: int,
+        parameters: Any,
     ) -> None:
         running = Running(1, "x", ScriptStatus.RUNNING, seconds, timeout, parameters)
-        watched = Watched(boot, silent, None, "", "", is_done, [running])
+        watched = Watched(boot, silent, None, "", "", is_done, [running], is_queued=is_queued)
         found = verdict(watched, Limits(1200, 600, 300))
         if boot is not None:
             self.assertEqual(found is not None, boot > 0)
-        elif is_done:
+        elif is_done and (is_queued or silent <= 600):
             self.assertIsNone(found)
         elif silent > 600:
             self.assertIsNotNone(found)

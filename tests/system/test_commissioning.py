@@ -95,7 +95,7 @@ class CommissioningTests(SynchronousTestCase):
         self.assertEqual(log.count(correlation), 1)
         self.assertIn("Traceback (most recent call last)", log.partition(correlation)[2])
         shown = self.region.command("node", "show", "node-1")
-        for words in ("Failed commissioning", "10-lshw", "HookError", correlation, "What to do"):
+        for words in ("Failed commissioning", "10-lshw", "OutputUnusable", "cannot be used", correlation, "What to do"):
             self.assertIn(words, shown)
         self.assertIn(correlation, self.region.command("events", "--level", "error"))
 

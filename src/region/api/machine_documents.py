@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from region.answers import wording
 from region.answers.documents import BASE
+from region.nodes.findings import OutputUnusable
 from region.nodes.statuses import ScriptStatus, status_of_run
 from region.nodes.store import BlockDevice, Interface, Node, Problem
 
@@ -35,6 +36,7 @@ def whole_machine(node: Node, problems: Sequence[Problem]) -> dict[str, Any]:
             {
                 "step": each.step,
                 "script": each.script,
+                "fault": "output" if each.error_type == OutputUnusable.__name__ else "region",
                 "error_type": each.error_type,
                 "error": each.error,
                 "correlation": each.correlation,

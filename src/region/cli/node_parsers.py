@@ -57,6 +57,7 @@ examples:
     )
     _node(one).add_argument("script", nargs="*", metavar="SCRIPT", help="only of these scripts")
     one.add_argument("--testing", action="store_true", help="of the last tests, not of the last commissioning")
+    one.add_argument("--all", action="store_true", help="both streams apart too, results, and what came late")
     for name, function, summary in (
         ("abort", "abort", "End what is being done with a machine."),
         ("mark-broken", "mark_broken", "Say that a machine is broken; its run ends."),

@@ -50,7 +50,8 @@ def output(arguments: argparse.Namespace) -> int:
     machine = _read(client, path_of(arguments.node))
     run = "current-testing" if arguments.testing else "current-commissioning"
     text = _read(
-        client, f"nodes/{machine['system_id']}/results/{run}/", op="download", output="combined", filetype="txt",
+        client, f"nodes/{machine['system_id']}/results/{run}/", op="download",
+        output="all" if arguments.all else "combined", filetype="txt",
         filters=",".join(arguments.script) or None,
     )  # fmt: skip
     if isinstance(text, bytes):
@@ -66,18 +67,27 @@ def advice(machine: Any, runs: Sequence[Any]) -> Iterator[str]:
     """What to do about what is wrong with a machine, most important first; nothing if nothing is."""
     name, status = machine["hostname"], machine["status_name"]
     problems = machine.get("problems", [])
-    if problems:
-        ids = list(dict.fromkeys(each["correlation"] for each in reversed(problems) if each["correlation"]))
+    own = [each for each in problems if each["fault"] == "region"]
+    if own:
+        ids = list(dict.fromkeys(each["correlation"] for each in reversed(own) if each["correlation"]))
         rest = f" (and so on: {len(ids) - GREPPED} more)" if len(ids) > GREPPED else ""
         yield (
-            "The region failed at what it makes of the outputs, not the machine; the outputs are kept. Where it runs, "
-            f"see the tracebacks: journalctl -u stanchion-region | grep -A 40 -e {' -e '.join(ids[:GREPPED])}{rest}"
+            "The region failed at what it makes of the outputs, not the machine; the outputs are kept. Report it, with "
+            "the tracebacks, which the log where it runs has: "
+            f"journalctl -u stanchion-region | grep -A 40 -e {' -e '.join(ids[:GREPPED])}{rest}"
+        )
+    if unusable := dict.fromkeys(each["script"] for each in problems if each["fault"] == "output"):
+        yield (
+            f"What {', '.join(unusable)} wrote cannot be used, for the reason above: see whether the script fits the "
+            f"machine: stanchion node output {name} {' '.join(unusable)}"
         )
     for run in runs:
         kind = " --testing" if run["type_name"] == "Testing" else ""
         failed = [each["name"] for each in run["results"] if _has_failed(each)]
         if failed and status.startswith("Failed"):
             yield f"See what the scripts wrote: stanchion node output {name} {' '.join(failed[:3])}{kind}"
+    if any(each.get("late") for run in runs for each in run["results"]):
+        yield f"See what came late: stanchion node output {name} --all. It is used by nothing; run the scripts again."
     match status:
         case "New":
             yield f"Commission it: stanchion node commission {name}"
@@ -147,7 +157,7 @@ def _show_machine(machine: Any) -> None:
 def _show_problems(machine: Any) -> None:
     if not machine["problems"]:
         return
-    write("\nSteps of the region's own that failed")
+    write("\nWhat could not be done with what it reported")
     write_table(
         ("STEP", "SCRIPT", "ERROR", "WHEN", "IN THE LOG UNDER"),
         [

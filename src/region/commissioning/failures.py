@@ -17,6 +17,7 @@ from region import events
 from region.commissioning.queue import Queue, Work
 from region.database import Transaction
 from region.nodes import kinds
+from region.nodes.findings import OutputUnusable
 from rpc.events import plain
 
 MAX_ERROR: Final = 1000
@@ -41,6 +42,10 @@ KEPT: Final[Mapping[str, str]] = {
 """What is not lost by that."""
 
 
+_PLAIN: Final = frozenset({"builtins", __name__, OutputUnusable.__module__})
+"""Modules whose exceptions are told by their names alone."""
+
+
 @frozen
 class StepFailure:
     """That a step failed: the exception's ``type``, its ``text`` in one line, and the id that the log has it under."""
@@ -54,6 +59,11 @@ class StepFailure:
         """Type and text in one."""
         return f"{self.type}: {self.text}" if self.text else self.type
 
+    @property
+    def is_of_output(self) -> bool:
+        """Whether it is what a script wrote that is wrong, and not the region."""
+        return self.type == OutputUnusable.__name__
+
 
 class Abandoned(Exception):
     """A step was begun as often as it may be, and each time the process that did it ended, or did not come back."""
@@ -61,18 +71,28 @@ class Abandoned(Exception):
 
 def failure_of(error: BaseException, correlation: str) -> StepFailure:
     """What to keep of an exception."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ in ("builtins", __name__) else f"{kind.__module__}.{kind.__qualname__}"
+    kind = OutputUnusable if isinstance(error, OutputUnusable) else type(error)
+    name = kind.__qualname__ if kind.__module__ in _PLAIN else f"{kind.__module__}.{kind.__qualname__}"
     return StepFailure(name, plain(" ".join(str(error).split()), MAX_ERROR), correlation)
 
 
 def sentence(work: Work, failure: StepFailure) -> str:
-    """What people are told: what failed, why, what is not lost, and where to look."""
-    what = WHAT.get(work.step, f"The step {work.step} failed").format(script=work.script_name or "(gone)")
-    parts = (f"{what}: {failure.error.rstrip('.')}.", KEPT.get(work.step, ""))
-    return (
-        " ".join(part for part in parts if part) + f" The region's log has the traceback under {failure.correlation}."
+    """What people are told: what failed, why, what is not lost, whose fault it is, and what to do."""
+    script = work.script_name or "(gone)"
+    if failure.is_of_output:
+        return (
+            f"The output of script {script} cannot be used: {failure.text.rstrip('.')}. {KEPT['hook']} Read it with "
+            f"`stanchion node output {work.node.hostname}`, and see whether the script fits the machine. The region's "
+            f"log has this under {failure.correlation}."
+        )
+    what = WHAT.get(work.step, f"The step {work.step} failed").format(script=script)
+    parts = (
+        f"{what}: {failure.error.rstrip('.')}.",
+        KEPT.get(work.step, ""),
+        f"That is a fault of the region, not of the machine: report it with the traceback, which the region's log has "
+        f"under {failure.correlation}.",
     )
+    return " ".join(part for part in parts if part)
 
 
 async def record(transaction: Transaction, queue: Queue, work: Work, failure: StepFailure) -> bool:

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from region.commissioning.queue import Work
 from region.database import Transaction
+from region.nodes.findings import OutputUnusable
 from region.nodes.life import Input
 from region.nodes.statuses import NodeStatus, ResultType, ScriptStatus
 from region.nodes.transitions import change, lock
@@ -54,14 +55,23 @@ class NotDone:
 
     step: str
     script_name: str
+    error_type: str
     error: str
     correlation: str
 
     @property
+    def is_of_output(self) -> bool:
+        """Whether it is what a script wrote that is wrong, and not the region."""
+        return self.error_type == OutputUnusable.__name__
+
+    @property
     def how(self) -> str:
         """Which it was and why, for people."""
+        if self.is_of_output:
+            return f"{self.script_name} ({self.error[:200].rstrip('.')}; in the log under {self.correlation})"
         what = f"the output of {self.script_name}" if self.step == "hook" else f"the default {self.step}"
-        return f"{what} ({self.error[:200].rstrip('.')}; in the log under {self.correlation})"
+        why = f"{self.error_type}: {self.error}" if self.error else self.error_type
+        return f"{what} ({why[:200].rstrip('.')}; in the log under {self.correlation})"
 
 
 def reasons(said: str, message: str, scripts: Sequence[Ended], failures: Sequence[NotDone]) -> Sequence[str]:
@@ -72,8 +82,11 @@ def reasons(said: str, message: str, scripts: Sequence[Ended], failures: Sequenc
     found = []
     if failed := [script.how for script in scripts if script.counts_against]:
         found.append(f"Scripts failed: {_listed(failed)}.")
-    if failures := [failure for failure in failures if failure.step in COUNTS]:
-        found.append(f"The region could not process {_listed([failure.how for failure in failures])}.")
+    counted = [failure for failure in failures if failure.step in COUNTS]
+    if unusable := [failure.how for failure in counted if failure.is_of_output]:
+        found.append(f"What scripts wrote cannot be used: {_listed(unusable)}.")
+    if own := [failure.how for failure in counted if not failure.is_of_output]:
+        found.append(f"The region could not process {_listed(own)}.")
     if said == "FAILED" and (message or not found):
         found.append(f"The node said that it failed: {message.rstrip('.') or 'it did not say why'}.")
     return found
@@ -120,8 +133,7 @@ async def _reasons(transaction: Transaction, work: Work, said: str) -> Sequence[
         (work.set_id,),
     )
     failures = await transaction.query(
-        """SELECT step, coalesce(script_name, ''), error_type || CASE error WHEN '' THEN '' ELSE ': ' || error END,
-                  step_failure.correlation
+        """SELECT step, coalesce(script_name, ''), error_type, error, step_failure.correlation
            FROM step_failure LEFT JOIN script_result ON script_result.id = script_result_id
            WHERE step_failure.script_set_id = %s ORDER BY step_failure.id""",
         (work.set_id,),

@@ -7,6 +7,7 @@ from typing import Final
 
 import yaml
 
+from region.nodes.findings import OutputUnusable
 from region.nodes.statuses import ScriptStatus
 
 MAX_BYTES: Final = 64 << 10
@@ -21,7 +22,7 @@ STATUSES: Final[Mapping[str, ScriptStatus]] = {
 }
 
 
-class OutcomeInvalid(Exception):
+class OutcomeInvalid(OutputUnusable):
     """The result of a script is not what the format asks for; the text says what is wrong."""
 
 

@@ -17,7 +17,7 @@ from attrs import define
 from prometheus_client import Counter
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import LoopingCall, deferLater
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 from region import events
@@ -169,13 +169,21 @@ class Worker:
         if reason is None:
             return
         STEPS.labels(work.step, "failed").inc()
-        log.failure(
-            "Step {step} of {node}{script} failed [{correlation}]",
-            reason, step=work.step, node=work.node.hostname, correlation=work.correlation,
-            script=f" ({work.script_name})" if work.script_name else "",
-        )  # fmt: skip
         assert reason.value is not None
-        await self._record(work, failure_of(reason.value, work.correlation))
+        failure = failure_of(reason.value, work.correlation)
+        if failure.is_of_output:
+            log.failure(
+                "The output of script {script} of {node} cannot be used: {reason} [{correlation}]",
+                reason, LogLevel.warn, script=work.script_name, node=work.node.hostname, reason=failure.text,
+                correlation=work.correlation,
+            )  # fmt: skip
+        else:
+            log.failure(
+                "Step {step} of {node}{script} failed [{correlation}]",
+                reason, step=work.step, node=work.node.hostname, correlation=work.correlation,
+                script=f" ({work.script_name})" if work.script_name else "",
+            )  # fmt: skip
+        await self._record(work, failure)
 
     async def _tried(self, work: Work) -> Failure | None:
         """Do the step; why it failed, if it did."""

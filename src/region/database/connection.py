@@ -45,6 +45,8 @@ _NOT_YET = (
     "server closed the connection",
     "Connection reset by peer",
 )
+# What comes of a statement and values that do not fit each other, or that no text of PostgreSQL can hold.
+_NOT_SENT = (ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 
 
 class DatabaseUnavailable(Exception):
@@ -372,7 +374,8 @@ def _says_lost(error: BaseException) -> bool:
     if isinstance(error, ValueError):
         return False  # a parameter that no statement can have, as text with NUL: nothing was sent
     if not isinstance(error, psycopg2.Error):
-        return True  # ConnectionDone and the like: the transport's word
+        # ConnectionDone and the like are the transport's word. The others were raised before anything was sent.
+        return not isinstance(error, _NOT_SENT)
     if error.pgcode is not None:
         return error.pgcode in _LOST_STATES or error.pgcode.startswith("08")
     # Without a SQLSTATE it was libpq that spoke. Subclasses mean that the statement was wrong, these that the link is.

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from region.nodes.findings import OutputUnusable
+
 MAX_TEXT: Final = 1 << 20
 """Bytes of an output that is read as text or JSON."""
 
@@ -30,7 +32,7 @@ _DIGITS: Final = re.compile(r"[0-9]{1,19}\Z")
 _SHOWN: Final = 60
 
 
-class HookError(Exception):
+class HookError(OutputUnusable):
     """A script's output cannot be used; the text is a sentence that says what is wrong with it."""
 
 

@@ -145,7 +145,8 @@ CREATE TABLE script_set (
     node_id        bigint NOT NULL REFERENCES node ON DELETE CASCADE,
     result_type    smallint NOT NULL CHECK (result_type IN (0, 1, 2)),
     options        jsonb NOT NULL DEFAULT '{}',
-    created        timestamptz NOT NULL DEFAULT now(),
+    -- Not when its transaction began: that may have waited for the one that ended the run before.
+    created        timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Until when the node must have been heard of at all; NULL once it was.
     boot_deadline  timestamptz,
     -- When the node said that it was done (signal OK, FAILED or TESTING), and when all that follows from it was done.

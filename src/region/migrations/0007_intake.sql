@@ -39,6 +39,15 @@ CREATE FUNCTION run_of_node(the_node bigint, is_retired boolean) RETURNS bigint 
     LIMIT 1
 $$;
 
+-- The runs that a node has at present: its newest, and the other one if that was still going on when the newest began,
+-- so that they are one commissioning with its tests. What was said of an earlier one says nothing of these.
+CREATE FUNCTION present_runs(the_node bigint) RETURNS bigint[] LANGUAGE sql STABLE AS $$
+    SELECT coalesce(array_agg(run.id ORDER BY run.id) FILTER (WHERE coalesce(run.ended, 'infinity') >= newest), '{}')
+    FROM (SELECT script_set.id, script_set.ended, max(script_set.created) OVER () AS newest
+          FROM node JOIN script_set ON script_set.id IN (commissioning_set_id, testing_set_id)
+          WHERE node.id = the_node) AS run
+$$;
+
 CREATE FUNCTION queue_event(the_node bigint, the_run bigint, the_result bigint, kind text, description text)
 RETURNS void LANGUAGE sql AS $$
     INSERT INTO processing (node_id, script_set_id, script_result_id, step, payload)
@@ -89,12 +98,12 @@ DECLARE
 BEGIN
     PERFORM lock_signals(the_node);
     is_replay := false;
-    SELECT node.status, array_remove(ARRAY[commissioning_set_id, testing_set_id], NULL) INTO node_status, runs
-    FROM node WHERE node.id = the_node;
+    SELECT node.status INTO node_status FROM node WHERE node.id = the_node;
     IF NOT FOUND THEN
         problem := 'node';
         RETURN;
     END IF;
+    runs := present_runs(the_node);
     IF its_result IS NOT NULL THEN
         SELECT script_set.id, script_name INTO the_run, result_name
         FROM script_result JOIN script_set ON script_set.id = script_set_id
@@ -221,6 +230,14 @@ BEGIN
     END LOOP;
 
     IF is_retired THEN
+        IF is_final THEN
+            PERFORM queue_event(
+                the_node, the_run, its_result, 'LATE_END',
+                format('The node said that it was done (%s%s) when its run had been ended already. What it brought is '
+                       'kept as late, and changes nothing: if it is wanted, commission or test it again.',
+                       its_status, coalesce(': ' || nullif(rtrim(its_message, '.'), ''), ''))
+            );
+        END IF;
         RETURN;
     END IF;
     IF its_power IS NOT NULL THEN

@@ -53,7 +53,8 @@ class Watched:
     ``boot_overdue`` is for how many seconds it should have been heard of; None if it was, less than 0 while there is
     time. ``silent`` is since when it was not heard of, counted from the beginning of the run at the earliest.
     ``last_heard`` is for how many seconds it was not heard of at all, None if it never was; ``heard`` what it said
-    then, and ``heard_at`` when, for people. ``is_done`` is whether it has said that its run has ended.
+    then, and ``heard_at`` when, for people. ``is_done`` is whether it has said that its run has ended, and
+    ``is_queued`` whether there is still something to do for the region because of that.
     ``listening`` is since when it could have been heard without a break: a region that was away itself has missed it.
     """
 
@@ -65,6 +66,7 @@ class Watched:
     is_done: bool
     running: Sequence[Running]
     listening: float = math.inf
+    is_queued: bool = True
 
 
 @frozen
@@ -81,7 +83,9 @@ def verdict(watched: Watched, limits: Limits) -> Overdue | None:
         is_over = watched.boot_overdue > 0 and watched.listening > min(limits.boot, limits.silence)
         return _not_booted(watched) if is_over else None
     if watched.is_done:
-        return None  # it did its part, and what is left is for the region to do
+        # It did its part, and what is left is for the region to do; unless the region itself has lost that.
+        is_lost = not watched.is_queued and min(watched.silent, watched.listening) > limits.silence
+        return _not_ended(watched) if is_lost else None
     hanging = [each for each in watched.running if _is_over(each, limits.grace)]
     if hanging and watched.listening > limits.grace:
         return _hanging(watched, hanging, limits)
@@ -122,6 +126,14 @@ def _not_booted(watched: Watched) -> Overdue:
     return Overdue(
         "It was not heard of in time after it was to start: it is not switched on, does not boot from the network, or "
         f"cannot reach the region. See its console. {_last(watched)}"
+    )
+
+
+def _not_ended(watched: Watched) -> Overdue:
+    return Overdue(
+        "The node said that it was done, but the region has not ended its run, and has nothing queued that would: that "
+        "is a fault of the region, which its log says more of. Report it, and begin again. " + _last(watched),
+        [each.id for each in watched.running],
     )
 
 

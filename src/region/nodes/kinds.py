@@ -31,6 +31,7 @@ SCRIPT_RESULT_ERROR: Final = Kind("Script result lookup or storage error", Level
 NODE_CREATED: Final = Kind("Node created", Level.INFO)
 NODE_DELETED: Final = Kind("Node deleted", Level.INFO)
 EXIT_STATUS_MISSING: Final = Kind("Script ended without an exit status", Level.ERROR)
+LATE_END: Final = Kind("Node came to its end after its run had ended", Level.WARNING)
 LATE_OUTPUT: Final = Kind("Script output came late", Level.WARNING)
 MAC_ADDRESS_TAKEN: Final = Kind("MAC address is another node's", Level.WARNING)
 HARDWARE_NOT_USED: Final = Kind("Hardware could not be used", Level.WARNING)

@@ -65,7 +65,8 @@ _WATCHED: Final = """
         coalesce(heard, ''),
         to_char(last_ping AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
         EXISTS (SELECT FROM script_set WHERE script_set.node_id = node.id AND ended IS NULL
-                AND signal_status IN ('OK', 'FAILED'))
+                AND signal_status IN ('OK', 'FAILED')),
+        EXISTS (SELECT FROM processing WHERE processing.node_id = node.id)
     FROM node LEFT JOIN node_heartbeat ON node_heartbeat.node_id = node.id
     CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp())::float8 AS now) AS clock
     WHERE node.id = %s
@@ -194,5 +195,5 @@ async def _read(transaction: Transaction, node_id: int, listening: float) -> Wat
         )
         for number, name, status, seconds, timeout, parameters in results
     ]
-    boot_overdue, silent, last_heard, heard, heard_at, is_done = row
-    return Watched(boot_overdue, silent, last_heard, heard, heard_at or "", is_done, running, listening)
+    boot_overdue, silent, last_heard, heard, heard_at, is_done, is_queued = row
+    return Watched(boot_overdue, silent, last_heard, heard, heard_at or "", is_done, running, listening, is_queued)

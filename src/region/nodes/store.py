@@ -163,8 +163,8 @@ class NodeStore:
 
     async def find(self, wanted: str) -> NodeName | None:
         """The node with this system id or, if there is none, this host name."""
-        if "\x00" in wanted:
-            return None  # PostgreSQL has no text with NUL
+        if not (wanted.isascii() and wanted.isprintable()):
+            return None  # no node is called so, and PostgreSQL has no text with some of that
         row = await self._database.one(
             """SELECT id, system_id, hostname FROM node WHERE system_id = %(wanted)s OR hostname = lower(%(wanted)s)
                ORDER BY system_id = %(wanted)s DESC LIMIT 1""",

@@ -3,7 +3,9 @@ for a thread."""
 
 from __future__ import annotations
 
+import re
 import tarfile
+from collections import Counter
 from collections.abc import Mapping
 from io import BytesIO
 from typing import Final, Literal
@@ -21,6 +23,8 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 """What may be asked for, and the outputs that it means."""
 
 _WIDTH: Final = 80
+_LONGEST: Final = 200
+_OTHER: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @frozen
@@ -34,20 +38,34 @@ class File:
 def files_of(run: Run, kind: str) -> Mapping[str, File]:
     """The outputs of a run by the names of their files; empty ones too, unless all are asked for.
 
-    Where a script has several results (one for each disk), each name has the number of its result.
+    Where a script has several results (one for each disk), each name has the number of its result. What a node calls
+    what it sends may be anything: no name here leads out of a folder, and none takes the place of another.
     """
-    names = [result.name for result in run.results]
+    names = Counter(_plain(result.name) for result in run.results)
     found: dict[str, File] = {}
+
+    def add(name: str, ending: str, file: File) -> None:
+        number = 1
+        while (unique := f"{name}{f'_{number}' if number > 1 else ''}{ending}") in found:
+            number += 1
+        found[unique] = file
+
     for result in run.results:
-        name = result.name if names.count(result.name) == 1 else f"{result.name}.{result.id}"
+        plain = _plain(result.name)
+        name = plain if names[plain] == 1 else f"{plain}.{result.id}"
         mtime = int(result.updated.timestamp())
         for output in KINDS[kind]:
             if kind != "all" or output == "output" or output in result.outputs:
-                found[f"{name}{OUTPUTS[output]}"] = File(result.outputs.get(output, b""), mtime)
+                add(name, OUTPUTS[output], File(result.outputs.get(output, b""), mtime))
         for late in result.late:
             for output, content in late.outputs.items():
-                found[f"{name}.late-{late.id}{OUTPUTS[output]}"] = File(content, int(late.received.timestamp()))
+                add(f"{name}.late-{late.id}", OUTPUTS[output], File(content, int(late.received.timestamp())))
     return found
+
+
+def _plain(name: str) -> str:
+    """A name of nothing but what the names of scripts have, which begins with no dot."""
+    return _OTHER.sub("_", name[:_LONGEST]).lstrip(".-") or "_"
 
 
 def as_text(files: Mapping[str, File]) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from attrs import define, evolve, field, frozen
 
 from region.database import Database, Transaction
+from region.nodes.findings import OutputUnusable
 from region.nodes.statuses import HardwareType, ResultType, ScriptStatus, status_of_run
 from region.nodes.values import NodeName
 
@@ -86,7 +87,14 @@ class Result:
     def warning(self) -> str:
         """What people must know beside the script's own outcome; empty if there is nothing."""
         said = []
-        if self.post_processing == "failed":
+        unusable = f"{OutputUnusable.__name__}: "
+        if self.post_processing == "failed" and self.post_processing_error.startswith(unusable):
+            said.append(
+                f"What the script wrote cannot be used: {self.post_processing_error.removeprefix(unusable)}. It is "
+                "kept, and the script's own outcome is not changed by that. The region's log has this under "
+                f"{self.correlation or 'no id'}."
+            )
+        elif self.post_processing == "failed":
             said.append(
                 f"The region could not process what the script put out: {self.post_processing_error or 'no reason'}. "
                 f"The script's own outcome is not changed by that. The region's log has the details under "
