@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import answers, links, transfer, unchanged
+from bench import answers, commissioning, links, transfer, unchanged
 from bench.servers import NoProgram
 from bench.table import Figure, render
 from tests.streams import Stream
 from tests.system.daemons import make_directory
 
-SECTIONS = ("transfer", "unchanged", "answers", "links")
+SECTIONS = ("transfer", "unchanged", "answers", "links", "commissioning")
 MIB = 1 << 20
 
 
@@ -55,6 +55,7 @@ def main() -> int:
             "unchanged": lambda: unchanged.measure(catalogue.resolve(), arguments.catalogue_keyring, scratch),
             "answers": lambda: answers.measure(catalogue.resolve(), arguments.catalogue_keyring, scratch),
             "links": lambda: links.measure(scratch),
+            "commissioning": lambda: commissioning.measure(scratch),
         }
         for section in sections:
             sys.stderr.write(f"{section} …\n")

@@ -89,7 +89,12 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "_SessionContext.__aexit__",
         "DatabaseUnavailable",
     ): "what has ended has no lock",
-    ("src/region/commissioning/intake.py", "Intake._one", "TransactionRollbackError"): "stored again, or it is raised",
+    (
+        "src/region/commissioning/gathering.py",
+        "Gathering._begin",
+        "addErrback _failed",
+    ): "given to all who wait, in a loop",
+    ("src/region/commissioning/gathering.py", "one", "TransactionRollbackError"): "tried again, and then raised",
     (
         "src/region/commissioning/worker.py",
         "Worker.wake",

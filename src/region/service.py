@@ -32,7 +32,7 @@ from region.authority import Authority
 from region.authority_files import AuthorityError, load_keys
 from region.commissioning.intake import Intake
 from region.commissioning.steps import Following, steps
-from region.commissioning.worker import Worker
+from region.commissioning.worker import Notice, Worker
 from region.config import RegionConfig
 from region.database import Database, DatabaseUnavailable
 from region.database.embedded import EmbeddedPostgres, EmbeddedPostgresError
@@ -276,7 +276,7 @@ class RegionService(Service):
         self._stops("doing what follows from signals", worker.stop)
         metadata = MetadataParts(
             NodeTokens(database),
-            Intake(database, HOOKS, worker.wake),
+            Intake(database, HOOKS, Notice(database, worker.wake)),
             NodeScripts(database, run_in_thread),
             run_in_thread,
         )

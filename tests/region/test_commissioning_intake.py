@@ -317,6 +317,22 @@ class IntakeTests(CommissioningTestCase):
         for said in ("FAILED", "2 scripts failed", "kept as late", "commission or test it again"):
             self.assertIn(said, payloads[1][0]["description"])
 
+    async def test_whether_a_token_is_good_and_retired_is_looked_up_when_the_signal_is_stored(self) -> None:
+        await self.database.execute(
+            "INSERT INTO node_token (node_id, consumer_key, token_key, token_secret, expires) VALUES"
+            " (%(node)s, 'a', 'good', '', NULL), (%(node)s, 'b', 'retired', '', now() + interval '1 hour'),"
+            " (%(node)s, 'c', 'over', '', now())",
+            {"node": self.node.id},
+        )
+        working = Signal(SignalStatus.WORKING, "1")
+        self.assertFalse((await self.intake.signal(self.node, working, token="good")).stop)
+        self.assertTrue((await self.intake.signal(self.node, Signal(SignalStatus.OK), token="retired")).stop)
+        self.assertEqual(await self.queued(), [("message", None)])  # people are told; nothing of the run is done
+        other = await self.make_node()
+        for node, token in ((self.node, "over"), (self.node, "none"), (other, "good")):
+            with self.assertRaisesRegex(UnknownNode, "has expired"):
+                await self.intake.signal(node, working, token=token)
+
     async def test_a_runner_whose_run_was_replaced_is_told_to_stop(self) -> None:
         await self.end(self.node)
         earlier, self.results = self.results, await self.begin(self.node)

@@ -19,7 +19,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 
-from region.commissioning.intake import UnknownResult
+from region.commissioning.intake import UnknownNode, UnknownResult
 from region.commissioning.signals import Signal, SignalStatus, StatusMessage
 from region.database import CommitUnknown, DatabaseUnavailable
 from region.metadata.service import Known, MetadataParts, MetadataResource
@@ -27,7 +27,7 @@ from region.metadata.userdata import runner_archive, user_data
 from region.nodes.statuses import NodeStatus
 from region.nodes.values import NodeName, Standing
 from region.scripts.archive import DevicesUnknown
-from tests.region.web import Connection, Response, form
+from tests.region.web import AUTHORIZATION, Connection, Response, form
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +43,9 @@ class Fakes:
         self.status = NodeStatus.COMMISSIONING
         self.expired = False
         self.retired = self.retired_seen = False
+        self.finds = 0
+        self.token = ""
+        self.token_seen: str | None = None
         self.pings: list[str] = []
         self.archive: bytes | None = b"tar"
         self.devices_are_known = True
@@ -53,10 +56,13 @@ class Fakes:
     async def find(self, consumer_key: str, token_key: str) -> Known | None:
         if (consumer_key, token_key) != ("consumer", "token"):
             return None
-        return Known(NODE, self.status, "secret", self.retired, self.expired)
+        self.finds += 1
+        return Known(NODE, self.status, "secret", self.retired, self.expired, self.token)
 
-    async def signal(self, node: NodeName, signal: Signal, *, retired: bool = False) -> Standing:
-        self.retired_seen = retired
+    async def signal(self, node: NodeName, signal: Signal, *, retired: bool = False, token: str = "") -> Standing:
+        self.retired_seen, self.token_seen = retired, token
+        if token and self.expired:
+            raise UnknownNode("The token has expired")
         await self.storing()
         self.stored.append(signal)
         return self.standing_now
@@ -93,6 +99,38 @@ class ServiceTestCase(SynchronousTestCase):
 
     def signal(self, path: str = "2012-03-01/", headers: Any = (), **fields: Any) -> Response:
         return self.ask(path, "POST", **form(**{"op": "signal", "status": "WORKING", **fields}), **dict(headers))
+
+
+class RememberedTests(ServiceTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.fakes.token = "token"
+
+    def test_signals_are_stored_without_asking_again_whose_token_it_is(self) -> None:
+        for _ in range(3):
+            self.assertEqual(self.signal().status, 200)
+        self.assertEqual((self.fakes.finds, self.fakes.token_seen), (1, "token"))
+
+    def test_whether_it_is_good_still_and_retired_is_for_the_transaction_to_say(self) -> None:
+        self.fakes.retired = True
+        self.signal()
+        self.signal()
+        self.assertEqual((self.fakes.retired_seen, self.fakes.token_seen), (False, "token"))
+        self.fakes.expired = True
+        answer = self.signal()
+        self.assertEqual((answer.status, self.fakes.finds), (401, 1))
+        self.assertIn("has expired", answer.text)
+
+    def test_a_wrong_secret_is_no_better_for_a_token_that_is_remembered(self) -> None:
+        self.signal()
+        wrong = AUTHORIZATION.replace("%26secret", "%26wrong")
+        self.assertEqual(self.signal(headers={"Authorization": wrong}).status, 401)
+
+    def test_everything_else_is_asked_for_anew(self) -> None:
+        self.signal()
+        self.fakes.expired = True
+        self.assertEqual(self.ask("latest/meta-data/instance-id").status, 401)
+        self.assertEqual(self.ask("latest/maas-scripts").status, 401)
 
 
 class ReadingTests(ServiceTestCase):

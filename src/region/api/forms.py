@@ -80,10 +80,14 @@ def _pairs(data: bytes, where: str) -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(values) for name, values in found.items()}
 
 
-def _multipart(content_type: str, body: bytes) -> Form:
+def parse_plain(content_type: str, body: bytes) -> Form | None:
+    """The fields of a multipart body of the plainest form, at once whatever its size; None of any other body.
+
+    :raises BadRequest: if it has too many.
+    """
     plain = cut(content_type, body)
     if plain is None:
-        return _mail(content_type, body)
+        return None
     _require_few(len(plain))
     fields: dict[str, list[Value]] = defaultdict(list)
     for each in plain:
@@ -91,8 +95,13 @@ def _multipart(content_type: str, body: bytes) -> Form:
     return {name: tuple(values) for name, values in fields.items()}
 
 
+def _multipart(content_type: str, body: bytes) -> Form:
+    plain = parse_plain(content_type, body)
+    return _mail(content_type, body) if plain is None else plain
+
+
 def _mail(content_type: str, body: bytes) -> Form:
-    """As :func:`_multipart`, of any body that a parser of mail understands."""
+    """The same of any body that a parser of mail understands."""
     head = f"Content-Type: {content_type}\r\n\r\n".encode("utf-8", "replace")
     message = BytesParser(policy=HTTP).parsebytes(head + body)
     if not message.is_multipart() or message.defects:

@@ -14,14 +14,13 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-import psycopg2
-from psycopg2.extensions import TransactionRollbackError
 from psycopg2.extras import Json
 from twisted.logger import Logger
 
+from region.commissioning.gathering import Gathering, one
 from region.commissioning.signals import Signal, SignalStatus, StatusMessage
-from region.database import Database, Transaction
-from region.database.connection import Parameters
+from region.database import Database
+from region.database.binary import Bytes
 from region.nodes.statuses import NodeStatus, ScriptStatus
 from region.nodes.values import NodeName, Standing
 from rpc.events import plain
@@ -40,13 +39,16 @@ MAX_NAME: Final = 255
 _LARGEST: Final = (1 << 63) - 1
 _EXIT_STATUSES: Final = range(-(1 << 31), 1 << 31)
 
-_STORE: Final = (
-    "SELECT node_status, stop, problem, is_replay FROM store_signal("
-    "%(node)s::bigint, %(retired)s, %(beat)s, %(final)s, %(status)s, %(digest)s, %(message)s, %(result)s::bigint, "
-    "%(version)s::bigint, %(exit_status)s, %(runtime)s, %(comes_to)s::smallint, %(ends)s, %(power)s::jsonb, "
-    "%(scripts)s::text[], %(output_script)s::integer[], %(output_name)s::text[], %(output_content)s::bytea[], "
-    "%(hooks)s::text[])"
-)
+_TYPES: Final = {
+    "the_node": "bigint", "its_token": "text", "is_retired": "boolean", "is_beat": "boolean", "is_final": "boolean",
+    "its_status": "text", "its_digest": "text", "its_message": "text", "its_result": "bigint", "its_version": "bigint",
+    "its_exit_status": "integer", "its_runtime": "float8", "comes_to": "smallint", "is_ending": "boolean",
+    "its_power": "jsonb", "its_scripts": "text[]", "output_script": "integer[]", "output_name": "text[]",
+    "output_content": "bytea[]", "with_hooks": "text[]",
+}  # fmt: skip
+"""The parameters of ``store_signal`` in PostgreSQL."""
+
+_STORE: Final = f"store_signal({', '.join(f'{name} => %s::{kind}' for name, kind in _TYPES.items())})"
 
 
 class SignalRefused(Exception):
@@ -54,7 +56,7 @@ class SignalRefused(Exception):
 
 
 class UnknownNode(SignalRefused):
-    """There is no such node (any more)."""
+    """There is no such node (any more), or the token is none of its, or good no more."""
 
 
 class UnknownResult(SignalRefused):
@@ -108,14 +110,17 @@ class Intake:
 
     def __init__(self, database: Database, hooks: Collection[str], queued: Callable[[], object]) -> None:
         self._database = database
+        self._gathering = Gathering(database, _STORE)
         self._hooks = sorted(hooks)
         self._queued = queued
 
-    async def signal(self, node: NodeName, signal: Signal, *, retired: bool = False) -> Standing:
+    async def signal(self, node: NodeName, signal: Signal, *, retired: bool = False, token: str = "") -> Standing:
         """Store a signal; where the node stands. What follows from it is queued when this returns.
 
         :param retired: the token that it came with was replaced, or the node is done: what it brings is kept, but
             neither is the node heard of nor does its present run end by that.
+        :param token: the public part of that token; whether it is retired is then looked up as well, at the moment of
+            storing, so that nothing comes between.
         :raises SignalRefused: if the signal names what there is not; nothing of it was stored.
         :raises DatabaseUnavailable: if it could not be stored, or nobody knows; storing it again does no harm.
         """
@@ -125,42 +130,49 @@ class Intake:
         if signal.exit_status is not None and signal.exit_status not in _EXIT_STATUSES:
             raise SignalRefused(f"{signal.exit_status} is no exit status: it is not in 32 bits")
         outputs = [
-            (number, kind, psycopg2.Binary(content))
+            (number, kind, Bytes(content))
             for number, upload in enumerate(signal.uploads, 1)
             for kind, content in upload.files.items()
         ]
         version = signal.script_version_id
-        values = {
-            "node": node.id,
-            "retired": retired,
-            "beat": is_beat(signal),
-            "final": signal.status in FINAL,
-            "status": signal.status.value,
-            "digest": signal.digest,
-            "message": plain(signal.message, MAX_TEXT),
-            "result": signal.script_result_id,
-            "version": version if version is None or 0 < version <= _LARGEST else 0,
-            "exit_status": signal.exit_status,
-            "runtime": signal.runtime,
+        beats = is_beat(signal)
+        values: dict[str, Any] = {
+            "the_node": node.id,
+            "its_token": token or None,
+            "is_retired": retired,
+            "is_beat": beats,
+            "is_final": signal.status in FINAL,
+            "its_status": signal.status.value,
+            "its_digest": signal.digest,
+            "its_message": plain(signal.message, MAX_TEXT),
+            "its_result": signal.script_result_id,
+            "its_version": version if version is None or 0 < version <= _LARGEST else 0,
+            "its_exit_status": signal.exit_status,
+            "its_runtime": signal.runtime,
             "comes_to": status.value,
-            "ends": ends,
-            "power": _power(signal),
-            "scripts": [plain(upload.script_name, MAX_NAME) or "unnamed" for upload in signal.uploads],
+            "is_ending": ends,
+            "its_power": _power(signal),
+            "its_scripts": [plain(upload.script_name, MAX_NAME) or "unnamed" for upload in signal.uploads],
             "output_script": [number for number, _, _ in outputs],
             "output_name": [kind for _, kind, _ in outputs],
             "output_content": [content for _, _, content in outputs],
-            "hooks": self._hooks,
+            "with_hooks": self._hooks,
         }
-        row = await self._one(_STORE, values)
-        assert row is not None  # a function gives one
-        node_status, stop, problem, is_replay = row
+        size = sum(len(content) for upload in signal.uploads for content in upload.files.values())
+        node_status, stop, problem, is_replay = await self._gathering.call(
+            node.id, [values[name] for name in _TYPES], size
+        )
         if problem == "node":
             raise _unknown_node(node)
+        if problem == "token":
+            raise UnknownNode(
+                f"The token of node {node.hostname} has expired: it was replaced, or the node is done since long"
+            )
         if problem == "result":
             raise _unknown_result(node, signal)
         if is_replay:
             log.debug("{node} sent a signal again: {status}", node=node.hostname, status=signal.status.value)
-        elif not values["beat"]:
+        elif not beats:
             self._queued()
         return Standing(NodeStatus(node_status), stop)
 
@@ -169,8 +181,10 @@ class Intake:
         payload = json.dumps(message_document(message), sort_keys=True)
         digest = hashlib.sha256(payload.encode()).hexdigest()
         heard = plain(f"{message.origin} {message.event_type} {message.name}: {message.description}", MAX_TEXT)
-        known = await self._one(
-            "SELECT store_message(%s::bigint, %s, %s, %s, %s::jsonb)", (node.id, retired, digest, heard, payload)
+        known = await one(
+            self._database,
+            "SELECT store_message(%s::bigint, %s, %s, %s, %s::jsonb)",
+            (node.id, retired, digest, heard, payload),
         )
         if known != (True,):
             raise _unknown_node(node)
@@ -179,29 +193,20 @@ class Intake:
     async def ping(self, node: NodeName, heard: str) -> None:
         """A node was heard of, in another way than by a signal: it fetched its scripts, for one."""
         # Losing a heartbeat with a server that crashes is no loss: nobody has to wait for the disk.
-        await self._one(
+        await one(
+            self._database,
             "SELECT set_config('synchronous_commit', 'off', true), hear_node(id, %s) FROM node WHERE id = %s",
             (plain(heard, MAX_TEXT), node.id),
         )
 
     async def standing(self, node: NodeName, *, retired: bool = False) -> Standing:
         """Where the node stands, as after a signal."""
-        found = await self._one(
-            "SELECT status, %s OR node_is_to_stop(id, NULL) FROM node WHERE id = %s", (retired, node.id)
+        found = await one(
+            self._database, "SELECT status, %s OR node_is_to_stop(id, NULL) FROM node WHERE id = %s", (retired, node.id)
         )
         if found is None:
             raise _unknown_node(node)
         return Standing(NodeStatus(found[0]), found[1])
-
-    async def _one(self, sql: str, parameters: Parameters) -> tuple[Any, ...] | None:
-        async def again(transaction: Transaction) -> tuple[Any, ...] | None:
-            return await transaction.one(sql, parameters)
-
-        try:
-            return await self._database.one(sql, parameters)
-        except TransactionRollbackError as error:
-            log.debug("storing it again after {error}", error=error)
-            return await self._database.transact(again)
 
 
 def message_document(message: StatusMessage) -> dict[str, Any]:

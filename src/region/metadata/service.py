@@ -10,19 +10,20 @@ Paths may have repeated slashes (cloud-init makes them). Versions are ``latest``
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from twisted.logger import Logger
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
-from region.api.forms import parse_body, parse_query
+from region.api.forms import parse_body, parse_plain, parse_query
 from region.api.oauth import Unauthorized, read_claim
 from region.api.operations import JSON, TEXT, ApiError, BadRequest, NotFound, Reply, text
 from region.api.responding import authorization_of, content_type_of, new_correlation, read_body, respond
-from region.commissioning.intake import SignalRefused
+from region.commissioning.intake import SignalRefused, UnknownNode
 from region.commissioning.signals import Signal, StatusMessage
 from region.database import Database
 from region.metadata.parsing import parse_message, parse_signal
@@ -39,6 +40,12 @@ VERSIONS: Final = ("2012-03-01", "latest")
 INLINE: Final = 16 << 10
 """Bytes of a body that are read at once; a larger one is read in a thread."""
 
+PLAIN: Final = 512 << 10
+"""The same of a body that needs only to be cut: that is done before a thread would have begun."""
+
+REMEMBERED: Final = 10_000
+"""Tokens whose secrets are remembered."""
+
 ACTIVE: Final = frozenset({NodeStatus.COMMISSIONING, NodeStatus.TESTING})
 """While a node has one of these there is something for its runner to do."""
 
@@ -46,13 +53,14 @@ ACTIVE: Final = frozenset({NodeStatus.COMMISSIONING, NodeStatus.TESTING})
 @frozen
 class Known:
     """The node that a token is of. ``retired``: the token was replaced, or the node is done, and what comes with it
-    belongs to what is over; ``expired``: it is good no more."""
+    belongs to what is over; ``expired``: it is good no more. ``token`` is the token's public part."""
 
     name: NodeName
     status: NodeStatus
     secret: str = field(repr=False)
     retired: bool = False
     expired: bool = False
+    token: str = field(default="", repr=False)
 
 
 class INodes(Protocol):
@@ -74,14 +82,16 @@ class NodeTokens:
         if holder is None:
             return None
         token = holder.token
-        return Known(holder.node, holder.status, token.token_secret, token.expires is not None, holder.expired)
+        retired = token.expires is not None
+        return Known(holder.node, holder.status, token.token_secret, retired, holder.expired, token.token_key)
 
 
 class IIntake(Protocol):
     """Who stores what nodes report; :class:`region.commissioning.intake.Intake` is one."""
 
-    async def signal(self, node: NodeName, signal: Signal, *, retired: bool = False) -> Standing:
-        """Store a signal; where the node stands, once that is committed. SignalRefused if the signal is wrong."""
+    async def signal(self, node: NodeName, signal: Signal, *, retired: bool = False, token: str = "") -> Standing:
+        """Store a signal; where the node stands, once that is committed. SignalRefused if the signal is wrong, and
+        UnknownNode if the token is not that node's, or is good no more."""
 
     async def message(self, node: NodeName, message: StatusMessage, *, retired: bool = False) -> None:
         """Store a status message."""
@@ -121,6 +131,7 @@ class MetadataResource(Resource):
     def __init__(self, parts: MetadataParts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # twisted.web is not typed
         self._parts = parts
+        self._remembered: OrderedDict[tuple[str, str], Known] = OrderedDict()
 
     def render(self, request: Any) -> int:
         """Answer one request."""
@@ -157,9 +168,9 @@ class MetadataResource(Resource):
         )
 
     async def _versioned(self, request: Any, method: str, path: tuple[str, ...]) -> Reply:
-        known = await self._authenticated(request)
         if not path and method == "POST":
-            return await self._operation(request, known)
+            return await self._operation(request, await self._authenticated(request, remembered=True))
+        known = await self._authenticated(request)
         _require(method, *(("GET", "POST") if not path else ("GET",)))
         match path:
             case ():
@@ -193,10 +204,12 @@ class MetadataResource(Resource):
         _, _, query = request.uri.partition(b"?")
         body = read_body(request)
         content_type = content_type_of(request)
+        plain = parse_plain(content_type, body) if INLINE < len(body) <= PLAIN else None
 
         def parse() -> Signal:
             form = {**parse_query(query)}
-            for name, values in parse_body(content_type, body).items():
+            fields = parse_body(content_type, body) if plain is None else plain
+            for name, values in fields.items():
                 form[name] = (*form.get(name, ()), *values)  # type: ignore[arg-type]  # a query's values are text
             ops = form.pop("op", ())
             if len(ops) != 1 or ops[0] != "signal":
@@ -204,9 +217,12 @@ class MetadataResource(Resource):
                 raise BadRequest(f"Unrecognised signature: method=POST op={found}\nIt has this value of op: signal.")
             return parse_signal(form)
 
-        signal = parse() if len(body) <= INLINE else await self._parts.run_in_thread(parse)
+        at_once = len(body) <= INLINE or plain is not None
+        signal = parse() if at_once else await self._parts.run_in_thread(parse)
         try:
-            standing = await self._parts.intake.signal(known.name, signal, retired=known.retired)
+            standing = await self._parts.intake.signal(known.name, signal, retired=known.retired, token=known.token)
+        except UnknownNode as error:
+            raise Unauthorized(f"{error}.") from None
         except SignalRefused as error:
             raise BadRequest(f"The signal cannot be stored: {error}.") from None
         if _wants_json(request):
@@ -226,11 +242,21 @@ class MetadataResource(Resource):
             raise ApiError(text(f"The token is not that of node {system_id[:40]}.", 403))
         body = read_body(request)
         message = parse_message(body) if len(body) <= INLINE else await self._parts.run_in_thread(parse_message, body)
-        await self._parts.intake.message(known.name, message, retired=known.retired)
+        try:
+            await self._parts.intake.message(known.name, message, retired=known.retired)
+        except UnknownNode as error:
+            raise Unauthorized(f"{error}.") from None
         return Reply(status=204, content_type="")
 
-    async def _authenticated(self, request: Any) -> Known:
+    async def _authenticated(self, request: Any, *, remembered: bool = False) -> Known:
+        """Whose request it is. ``remembered``: what was known of its token before will do. Its secret never changes,
+        and the transaction that the request is for looks whether it is still good."""
         claim = read_claim(authorization_of(request))
+        key = (claim.consumer, claim.token)
+        before = self._remembered.get(key) if remembered else None
+        if before is not None and claim.proves(before.secret):
+            self._remembered.move_to_end(key)
+            return before
         known = await self._parts.nodes.find(claim.consumer, claim.token) if claim.is_plausible else None
         if not claim.proves(known.secret if known else None) or known is None:
             raise Unauthorized("No node has this token, or its secret is wrong.")
@@ -238,6 +264,10 @@ class MetadataResource(Resource):
             raise Unauthorized(
                 f"The token of node {known.name.hostname} has expired: it was replaced, or the node is done since long."
             )
+        if known.token:
+            self._remembered[key] = evolve(known, retired=False)
+            if len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
         return known
 
 

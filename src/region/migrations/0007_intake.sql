@@ -1,11 +1,13 @@
 -- How what a node said is stored: one statement, and so one round trip and one transaction, whatever it has to look at.
--- It is a function because its statements are then planned once for each connection, and not for each signal.
+-- It is a function, and not in SQL, because its statements are then planned once for each connection, and not for each
+-- signal.
 
 -- Signals of one node are stored one after the other, so that what follows from them is queued in their order (numbers
 -- are drawn before they are committed). Nobody else takes this lock, and it is held for one statement.
-CREATE FUNCTION lock_signals(the_node bigint) RETURNS void LANGUAGE sql AS $$
-    SELECT pg_advisory_xact_lock(hashtextextended('stanchion: signals of a node', the_node))
-$$;
+CREATE FUNCTION lock_signals(the_node bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('stanchion: signals of a node', the_node));
+END $$;
 
 -- A node was heard of: the time of the boot deadline is over for the runs that it has.
 CREATE FUNCTION hear_node(the_node bigint, what text) RETURNS void LANGUAGE plpgsql AS $$
@@ -19,16 +21,18 @@ BEGIN
 END $$;
 
 -- Whether nothing that a node's runner could still do is wanted. "the_run" is the run that it spoke of, if any.
-CREATE FUNCTION node_is_to_stop(the_node bigint, the_run bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT NOT EXISTS (SELECT FROM script_set WHERE id IN (commissioning_set_id, testing_set_id) AND ended IS NULL)
+CREATE FUNCTION node_is_to_stop(the_node bigint, the_run bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN NOT EXISTS (SELECT FROM script_set WHERE id IN (commissioning_set_id, testing_set_id) AND ended IS NULL)
         OR coalesce(the_run NOT IN (coalesce(commissioning_set_id, 0), coalesce(testing_set_id, 0)), false)
-    FROM node WHERE id = the_node
-$$;
+    FROM node WHERE id = the_node;
+END $$;
 
 -- The run that what a node says belongs to, where it does not name a result: the one that is going on, commissioning
 -- first; else the one that ended last. With a token that is retired it speaks of what is over in any case.
-CREATE FUNCTION run_of_node(the_node bigint, is_retired boolean) RETURNS bigint LANGUAGE sql STABLE AS $$
-    SELECT run.id
+CREATE FUNCTION run_of_node(the_node bigint, is_retired boolean) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN run.id
     FROM node JOIN script_set AS run ON run.node_id = node.id
     WHERE node.id = the_node
       AND (run.ended IS NOT NULL OR (run.id IN (commissioning_set_id, testing_set_id) AND NOT is_retired))
@@ -36,8 +40,8 @@ CREATE FUNCTION run_of_node(the_node bigint, is_retired boolean) RETURNS bigint 
              CASE WHEN run.ended IS NULL THEN run.signalled IS NOT NULL END,
              CASE WHEN run.ended IS NULL THEN run.result_type END,
              run.id DESC
-    LIMIT 1
-$$;
+    LIMIT 1;
+END $$;
 
 -- The runs that a node has at present: its newest, and the other one if that was still going on when the newest began,
 -- so that they are one commissioning with its tests. What was said of an earlier one says nothing of these.
@@ -49,16 +53,18 @@ CREATE FUNCTION present_runs(the_node bigint) RETURNS bigint[] LANGUAGE sql STAB
 $$;
 
 CREATE FUNCTION queue_event(the_node bigint, the_run bigint, the_result bigint, kind text, description text)
-RETURNS void LANGUAGE sql AS $$
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     INSERT INTO processing (node_id, script_set_id, script_result_id, step, payload)
-    VALUES (the_node, the_run, the_result, 'message', jsonb_build_object('kind', kind, 'description', description))
-$$;
+    VALUES (the_node, the_run, the_result, 'message', jsonb_build_object('kind', kind, 'description', description));
+END $$;
 
 -- Stores a signal. Statuses of results only move forward; what comes after the end is kept as late; what is not known
 -- gets a result of its own; a signal that was stored already changes nothing. "problem" says in one word why nothing
--- was stored: 'node' or 'result', which there is not.
+-- was stored: 'node', 'token' or 'result', which there is not (any more).
 CREATE FUNCTION store_signal(
     the_node         bigint,
+    its_token        text,              -- that it came with, or NULL to take the word for it:
     is_retired       boolean,           -- came with a token that was replaced, or of a node that is done
     is_beat          boolean,           -- says nothing but that the node lives
     is_final         boolean,           -- says that the run has ended
@@ -86,6 +92,7 @@ CREATE FUNCTION store_signal(
 DECLARE
     unfinished CONSTANT smallint[] := ARRAY[0, 10, 7, 1];  -- in the order in which a script has them
     runs bigint[];
+    expiry record;
     the_run bigint;
     result_name text;
     version bigint;
@@ -104,6 +111,16 @@ BEGIN
         RETURN;
     END IF;
     runs := present_runs(the_node);
+    IF its_token IS NOT NULL THEN
+        -- Read after the runs: a token that is not retired by now was that of these runs.
+        SELECT expires IS NOT NULL AS is_set, expires <= clock_timestamp() AS is_over INTO expiry
+        FROM node_token WHERE token_key = its_token AND node_id = the_node;
+        IF NOT FOUND OR expiry.is_over THEN
+            problem := 'token';
+            RETURN;
+        END IF;
+        is_retired := is_retired OR expiry.is_set;
+    END IF;
     IF its_result IS NOT NULL THEN
         SELECT script_set.id, script_name INTO the_run, result_name
         FROM script_result JOIN script_set ON script_set.id = script_set_id
