@@ -180,6 +180,36 @@ class Why(ReleasesTestCase):
         self.assertEqual(self.get("releases/noble/?rack=aaaaaa&rack=bbbbbb&policy=all").status, 409)
         self.assertEqual(self.get("releases/noble/?policy=all").status, 409)
 
+    def test_the_racks_that_must_serve_can_be_named_in_one_parameter(self) -> None:
+        held = self.publish(NOBLE)
+        self.racks.add("aaaaaa", held)
+        self.racks.add("bbbbbb", catalogue([FOCAL]))
+        self.assertEqual(self.get("releases/noble/?racks=bbbbbb").status, 409)
+        self.assertEqual(self.get("releases/noble/?racks=rack-aaaaaa,bbbbbb").status, 200)
+        self.assertEqual(self.get("releases/noble/?racks=aaaaaa,%20bbbbbb&policy=all").status, 409)
+        self.assertEqual(self.get("releases/noble/?rack=aaaaaa&racks=bbbbbb&policy=all").status, 409)
+        self.assertEqual(self.get("releases/noble/?racks=aaaaaa,rack-aaaaaa&policy=all").status, 200)
+        for racks in ("", ",", "aaaaaa,,bbbbbb"):
+            response = self.get(f"releases/noble/?racks={racks}")
+            self.assertEqual((response.status, list(response.json)), (400, ["racks"]))
+        response = self.get("releases/noble/?racks=aaaaaa,nobody")
+        self.assertEqual(
+            (response.status, response.json),
+            (400, {"racks": ["'nobody' is not a valid rack.  It should be one of: 'aaaaaa', 'bbbbbb'."]}),
+        )
+
+    def test_a_rack_that_joined_while_others_were_being_asked_is_asked_and_not_refused(self) -> None:
+        held = self.publish(NOBLE)
+        waiting = self.racks.add("aaaaaa", held).pending = Deferred()
+        first, second = self.connect(), self.connect()
+        first.send("GET", "releases/noble/")
+        self.racks.racks = dict(self.racks.racks)  # as the registry does it: a new mapping
+        self.racks.add("bbbbbb", held)
+        second.send("GET", "releases/noble/?rack=bbbbbb")
+        self.racks.links["aaaaaa"].pending = None
+        waiting.callback(None)
+        self.assertEqual((first.response().status, second.response().status), (200, 200))
+
     def test_a_bad_filter_is_400_and_says_what_is_allowed(self) -> None:
         self.racks.add("aaaaaa", self.publish(NOBLE))
         for query, expected in (
@@ -188,7 +218,7 @@ class Why(ReleasesTestCase):
                                                "'amd64/generic'."]}),
             ("rack=nobody", {"rack": ["'nobody' is not a valid rack.  It should be one of: 'aaaaaa'."]}),
             ("policy=most", {"policy": ["'most' is not a valid policy.  It should be one of: 'any', 'all'."]}),
-            ("archs=amd64", {"archs": ["GET releases/ has no such parameter; it has arch, rack, policy."]}),
+            ("archs=amd64", {"archs": ["GET releases/ has no such parameter; it has arch, rack, racks, policy."]}),
         ):  # fmt: skip
             response = self.get(f"releases/?{query}")
             self.assertEqual((response.status, response.json), (400, expected))

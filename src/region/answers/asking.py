@@ -7,7 +7,7 @@ that did not change moves a few bytes per rack. Every ask ends in exactly one ou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from functools import cached_property, partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -144,6 +144,13 @@ class Asker:
         if begins:
             Deferred.fromCoroutine(self._round()).addBoth(self._ended, waiting)
         return mine
+
+    def lacks(self, asked: Round, wanted: Collection[str]) -> bool:
+        """Whether a rack that is ``wanted`` (by id or name) is enrolled now, and was not when the round began."""
+        if not wanted:
+            return False
+        joined = [(rack, info.name) for rack, info in self._links.enrolled().items() if rack not in asked.answers]
+        return any(rack in wanted or name in wanted for rack, name in joined)
 
     async def ask_one(self, system_id: str) -> RackAnswer:
         """How asking just this rack ended.

@@ -125,6 +125,7 @@ class Invalid(ApiError):
 
     def __init__(self, messages: Mapping[str, Sequence[str]]) -> None:
         super().__init__(document({name: list(found) for name, found in messages.items()}, 400))
+        self.messages = messages
 
 
 class NotFound(ApiError):

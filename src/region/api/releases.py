@@ -33,6 +33,7 @@ STATUS: Final = {
 PARAMETERS = (
     Parameter("arch", "Only this architecture, as amd64 or amd64/generic."),
     Parameter("rack", "Only racks with this system id or name have to serve the machine; may be repeated.", many=True),
+    Parameter("racks", "The same as a list with commas between them; both may be given."),
     Parameter("policy", "How many of the racks must hold a release.", choices=tuple(policy.value for policy in Policy)),
 )
 
@@ -42,7 +43,7 @@ _ARCH: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})(/generic)?\Z")
 async def list_releases(parts: Parts, call: Call) -> Reply:
     """Every release with its state by architecture, and how asking each rack ended."""
     question = _question(call)
-    answers = await _answers(parts, question)
+    answers = await _answers(parts, question, call)
     body = parts.releases.listing(answers, question.arch)
     if not answers.choices:
         # An empty list would say that nothing can ever be deployed, which nobody knows.
@@ -56,7 +57,7 @@ async def list_releases(parts: Parts, call: Call) -> Reply:
 async def read_release(parts: Parts, call: Call) -> Reply:
     """Why a release can be deployed, or not: rack by rack."""
     question = _question(call)
-    answers = await _answers(parts, question)
+    answers = await _answers(parts, question, call)
     name = "/".join(part for part in (call.path.get("os", ""), call.path["release"]) if part)
     meant = answers.named(name)
     if len(meant) > 1:
@@ -72,11 +73,14 @@ async def read_release(parts: Parts, call: Call) -> Reply:
     return Reply(body, STATUS[best.state], headers=_retry(best.state))
 
 
-async def _answers(parts: Parts, question: Question) -> Answers:
+async def _answers(parts: Parts, question: Question, call: Call) -> Answers:
     try:
         return await parts.releases.answers(question)
     except UnknownRack as error:
-        raise invalid_choice("rack", error.rack, error.enrolled) from error
+        found = invalid_choice("rack", error.rack, error.enrolled)
+        if error.rack in call.values.get("rack", ()):
+            raise found from error
+        raise Invalid({"racks": found.messages["rack"]}) from error
 
 
 def _question(call: Call) -> Question:
@@ -87,7 +91,17 @@ def _question(call: Call) -> Question:
             raise Invalid({"arch": [f"'{arch}' is not an architecture: give one such as 'amd64' or 'amd64/generic'."]})
         arch = found[1]
     policy = Policy(call.values.get("policy", Policy.ANY.value))
-    return Question(policy, frozenset(call.values.get("rack", ())), arch)
+    return Question(policy, frozenset(call.values.get("rack", ())) | _racks(call.values.get("racks")), arch)
+
+
+def _racks(listed: str | None) -> frozenset[str]:
+    """The racks of a list with commas. One that names none is refused: no rack at all would be every rack."""
+    if listed is None:
+        return frozenset()
+    names = [name.strip() for name in listed.split(",")]
+    if not all(names):
+        raise Invalid({"racks": [f"'{listed}' has an empty name in it: give one such as 'rack-1,rack-2'."]})
+    return frozenset(names)
 
 
 def _unknown(answers: Answers, name: str, arch: str | None) -> Invalid:
