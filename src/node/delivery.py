@@ -9,6 +9,7 @@ through. Other 4xx mean that the item will never be taken.
 import email.utils
 import enum
 import json
+import re
 from typing import Mapping, NamedTuple, Optional, Union
 
 from node.client import Answer, NoAnswer
@@ -86,7 +87,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> Optional[float]:
     value = headers.get("retry-after", "").strip()
     if not value:
         return None
-    if value.isdigit() and len(value) < 10:
+    if re.match(r"[0-9]{1,9}\Z", value):
         return min(float(value), LONGEST_RETRY_AFTER)
     try:
         when = email.utils.parsedate_to_datetime(value).timestamp()

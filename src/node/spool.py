@@ -8,6 +8,7 @@ that is said.
 import errno
 import json
 import os
+import re
 import threading
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -43,9 +44,9 @@ class Spool(object):
         self._closed = False
         os.makedirs(os.path.join(directory, REFUSED), mode=0o700, exist_ok=True)
         for name in sorted(os.listdir(directory)):
-            number = name[: -len(ENDING)] if name.endswith(ENDING) else ""
-            if number.isdigit():
-                self._waiting[int(number)] = None
+            match = re.match(r"([0-9]{1,18})\.item\Z", name)
+            if match:
+                self._waiting[int(match.group(1))] = None
             elif name.endswith(".part"):
                 # Never finished, so nobody was told that it is safe.
                 os.unlink(os.path.join(directory, name))
