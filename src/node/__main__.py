@@ -1,6 +1,7 @@
 """The command line of the runner: ``python3 runner.pyz``."""
 
 import argparse
+import errno
 import fcntl
 import hashlib
 import os
@@ -11,8 +12,10 @@ import urllib.request
 from typing import Any, List, Optional
 
 from node.client import Client
+from node.clock import Clock
 from node.console import Console
 from node.credentials import Credentials, NoCredentials, find
+from node.priority import Priority
 from node.runner import Options, Runner
 
 DIRECTORY = "/var/lib/stanchion-runner"
@@ -56,26 +59,61 @@ def start(credentials: Credentials, console: Console, directory: str, options: O
     """Run with these credentials; the exit status."""
     # Each run has a token of its own, and so a directory of its own.
     mine = os.path.join(directory, hashlib.sha256(credentials.token_key.encode("utf-8")).hexdigest()[:16])
+    client = Client(credentials, say=console.warn)
+    priority = Priority(console.say)
     try:
-        os.makedirs(mine, mode=0o700, exist_ok=True)
-    except OSError as error:
-        mine = tempfile.mkdtemp(prefix="stanchion-runner-")
-        console.warn("{} cannot be made ({}); {} is used, and lost at a reboot".format(directory, error, mine))
-    descriptor = os.open(os.path.join(mine, "lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        lock = _Lock(mine)
+        runner = Runner(client, mine, console, options, on_start=priority.release)
+    except AlreadyRunning:
         console.error("another runner is at work for this machine ({})".format(mine))
         return 3
+    except OSError as error:
+        refused, mine = mine, tempfile.mkdtemp(prefix="stanchion-runner-")
+        console.warn("{} cannot be used ({}); {} is, and is lost at a reboot".format(refused, error, mine))
+        lock = _Lock(mine)
+        runner = Runner(client, mine, console, options, on_start=priority.release)
     console.say("running the scripts that {} has for this machine; kept in {}".format(credentials.metadata_url, mine))
-    runner = Runner(Client(credentials), mine, console, options)
+    priority.protect()
+    statuses: List[int] = []
+    worker = Clock().start("runner", lambda: statuses.append(runner.run()))
 
     def down(number: int, frame: Any) -> None:
+        # This thread only ever waits for the other one, so it holds no lock that this needs.
         runner.shut_down()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, down)
-    return runner.run()
+    while not worker.wait(1.0):
+        continue
+    lock.release()
+    return statuses[0] if statuses else 1
+
+
+class AlreadyRunning(Exception):
+    """Another runner has the lock."""
+
+
+class _Lock(object):
+    """The lock of a directory, held until it is released or the process ends, however it ends.
+
+    :raises AlreadyRunning: if another process has it.
+    :raises OSError: if it cannot be had at all.
+    """
+
+    def __init__(self, directory: str) -> None:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        self._descriptor = os.open(os.path.join(directory, "lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise AlreadyRunning(directory) from error
+
+    def release(self) -> None:
+        """Let others have it."""
+        os.close(self._descriptor)
 
 
 def _read(path: str) -> str:

@@ -1,7 +1,8 @@
 """How does one request reach the region, and what came of it?
 
 Whatever the network does, a request ends within its deadline, in an answer or in :class:`NoAnswer`. Nothing is tried
-again here, and no redirect or proxy is followed: the region is what the credentials say.
+again here, but for a refusal that this machine's clock may have caused; and no redirect or proxy is followed: the
+region is what the credentials say.
 """
 
 import base64
@@ -54,7 +55,10 @@ class File(NamedTuple):
 
 
 class Client(object):
-    """Speaks for this machine. May be used by several threads; each request has a connection of its own."""
+    """Speaks for this machine. May be used by several threads; each request has a connection of its own.
+
+    :param say: called with a sentence when the region's clock is found to differ from this machine's.
+    """
 
     def __init__(
         self,
@@ -63,12 +67,14 @@ class Client(object):
         read_seconds: float = READ_SECONDS,
         deadline_seconds: float = DEADLINE_SECONDS,
         now: Callable[[], float] = time.time,
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._credentials = credentials
         self._connect_seconds = connect_seconds
         self._read_seconds = read_seconds
         self._deadline_seconds = deadline_seconds
         self._now = now
+        self._say = say
         self._skew = 0.0
 
     @property
@@ -85,6 +91,7 @@ class Client(object):
         try:
             theirs = email.utils.parsedate_to_datetime(answer.headers.get("date", "")).timestamp()
         except (TypeError, ValueError, IndexError, OverflowError):
+            # It has none, or none that can be read: then nothing is to be learned from it.
             return False
         skew = theirs - self._now()
         if abs(skew - self._skew) < SKEW_SECONDS:
@@ -95,10 +102,21 @@ class Client(object):
     def request(
         self, method: str, path: str, body: bytes = b"", content_type: str = "", accept: str = "application/json"
     ) -> Answer:
-        """Send one request and read its answer.
+        """Send one request and read its answer. If it is refused (401, 403) by a region whose clock differs from what
+        was known of it, send it once more with the right time.
 
         :raises NoAnswer: if the connection cannot be made or is lost, the answer is cut or no HTTP, or time is up.
         """
+        answer = self._request(method, path, body, content_type, accept)
+        if answer.status in (401, 403) and self.learn_clock(answer):
+            self._say(
+                "the region refused a request ({} {}), and its clock is {:.0f} s ahead of this machine's: taking that, "
+                "and asking once more".format(answer.status, answer.reason, self._skew)
+            )
+            answer = self._request(method, path, body, content_type, accept)
+        return answer
+
+    def _request(self, method: str, path: str, body: bytes, content_type: str, accept: str) -> Answer:
         parts = urllib.parse.urlsplit(self.url(path))
         deadline = self._deadline_seconds + len(body) / SLOWEST
         connection = self._connection(parts)

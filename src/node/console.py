@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import urllib.parse
 from typing import Callable, Iterable, List, Optional
 
 SYSLOG = "/dev/log"
@@ -31,22 +32,26 @@ class Console(object):
         self,
         writers: Optional[List[Callable[[str, str], None]]] = None,
         secrets: Iterable[str] = (),
-        now: Callable[[], float] = time.time,
     ) -> None:
         self._writers = standard_writers() if writers is None else writers
-        self._secrets = sorted((secret for secret in secrets if secret), key=len, reverse=True)
-        self._now = now
+        self._secrets: List[str] = []
+        self.hide(secrets)
         self._lock = threading.Lock()
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """From now on replace these too."""
-        self._secrets = sorted({*self._secrets, *(secret for secret in secrets if secret)}, key=len, reverse=True)
+        """From now on replace these too, also as they stand in a URL or header."""
+        found = {form for secret in secrets if secret for form in (secret, urllib.parse.quote(secret, safe=""))}
+        self._secrets = sorted({*self._secrets, *found}, key=len, reverse=True)
+
+    def hidden(self, text: str) -> str:
+        """``text`` with every secret replaced. Cut it afterwards: a part of a secret would not be found."""
+        for secret in self._secrets:
+            text = text.replace(secret, "[hidden]")
+        return text
 
     def say(self, message: str, level: str = INFO) -> None:
         """Write one line. Line ends and control characters in it become spaces."""
-        for secret in self._secrets:
-            message = message.replace(secret, "[hidden]")
-        line = "".join(character if character.isprintable() else " " for character in message)
+        line = "".join(character if character.isprintable() else " " for character in self.hidden(message))
         with self._lock:
             for write in self._writers:
                 write(level, line)

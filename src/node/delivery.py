@@ -76,6 +76,7 @@ def read_standing(answer: Answer) -> Optional[Standing]:
     try:
         document = json.loads(answer.body.decode("utf-8"))
     except (ValueError, RecursionError):
+        # The caller says that it is no region's answer, and shows its beginning.
         return None
     if not isinstance(document, dict) or not isinstance(document.get("stop"), bool):
         return None

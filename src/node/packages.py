@@ -3,6 +3,7 @@
 What fails is the installation's failure, not the script's: it says which command, and what that said.
 """
 
+import http.client
 import os
 import tarfile
 import urllib.parse
@@ -14,6 +15,12 @@ from node.archive import safe_name
 
 APT_ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
 FETCH_SECONDS = 60.0
+"""How long a server may say nothing."""
+
+DOWNLOAD_SECONDS = 1800.0
+"""How long one download may take, however slowly it comes."""
+
+ATTEMPTS = 3
 SNAP_MODES = ("classic", "devmode", "dangerous", "jailmode")
 
 
@@ -47,7 +54,8 @@ def steps(packages: Mapping[str, Any]) -> Iterator[Step]:
         if kind == "apt":
             names = [_word(kind, entry) for entry in entries]
             if names:
-                apt = ["apt-get", "--quiet", "--yes", "-o", "DPkg::Lock::Timeout=300"]
+                options = ["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]
+                apt = ["apt-get", "--quiet", "--yes", *options]
                 yield Command([*apt, "update"], APT_ENVIRONMENT)
                 yield Command([*apt, "install", "--no-install-recommends", "--", *names], APT_ENVIRONMENT)
         elif kind == "snap":
@@ -82,25 +90,46 @@ def _snap(entry: Any) -> List[str]:
     return words
 
 
-def fetch(url: str, directory: str) -> str:
-    """Download ``url`` into ``directory``; the file's path.
+def fetch(
+    url: str,
+    directory: str,
+    pause: Callable[[float], object],
+    now: Callable[[], float],
+    seconds: float = DOWNLOAD_SECONDS,
+) -> str:
+    """Download ``url`` into ``directory``, in a few attempts; the file's path.
 
-    :raises BadPackages: if that fails; the text says why.
+    :param pause: waits so many seconds.
+    :raises BadPackages: if that fails, or takes longer than ``seconds``; the text says why.
     """
-    name = os.path.basename(urllib.parse.unquote(urllib.parse.urlsplit(url).path)) or "download"
-    path = os.path.join(directory, name.replace("/", "_").replace("\x00", "_"))
-    try:
-        with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as response, open(path + ".part", "wb") as file:
-            while True:
-                piece = response.read(1 << 16)
-                if not piece:
-                    break
-                file.write(piece)
-            if getattr(response, "length", 0):
-                raise OSError("it was cut off: {} bytes are missing".format(response.length))
-        os.rename(path + ".part", path)
-    except (OSError, ValueError) as error:
-        raise BadPackages("{} cannot be fetched: {}".format(url, error)) from error
+    until = now() + seconds
+    attempt = 1
+    while True:
+        try:
+            return _download(url, directory, until, now)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # 4xx will be the same the next time; and what is wrong with the URL too.
+            final = isinstance(error, ValueError) or 400 <= getattr(error, "code", 0) < 500
+            if final or attempt == ATTEMPTS or now() >= until:
+                raise BadPackages("{} cannot be fetched: {}".format(url, error or type(error).__name__)) from error
+        pause(2.0**attempt)
+        attempt += 1
+
+
+def _download(url: str, directory: str, until: float, now: Callable[[], float]) -> str:
+    name = os.path.basename(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).replace("\x00", "_")
+    path = os.path.join(directory, name if name.strip(".") else "download")
+    with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as response, open(path + ".part", "wb") as file:
+        while True:
+            piece = response.read1(1 << 16)
+            if not piece:
+                break
+            file.write(piece)
+            if now() > until:
+                raise OSError("it comes too slowly; {} bytes came in time".format(file.tell()))
+        if getattr(response, "length", 0):
+            raise OSError("it was cut off: {} bytes are missing".format(response.length))
+    os.rename(path + ".part", path)
     return path
 
 

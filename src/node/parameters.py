@@ -13,43 +13,48 @@ class BadParameter(Exception):
 def arguments(parameters: Mapping[str, Any], exists: Callable[[str], bool] = os.path.exists) -> List[str]:
     """The arguments of a script, in the order of its parameters.
 
-    A parameter is ``{"type": …, "value": …, "argument_format": …}``. In the format ``{input}`` is the value, and for a
-    disk or an interface ``{name}``, ``{path}``, ``{model}``, … are what is known of it.
+    A parameter is ``{"type": …, "value": …, "argument_format": …}``. The format's words are arguments; in each
+    ``{input}`` is the value, and for a disk or an interface ``{name}``, ``{path}``, ``{model}``, ``{mac}``, … are what
+    is known of it. A value stays one argument, whatever is in it.
 
     :raises BadParameter: if one has no value, or a format that names what is not known.
     """
     found: List[str] = []
     for name, parameter in parameters.items():
         if not isinstance(parameter, dict):
-            raise BadParameter("the parameter {} is no object but {!r}".format(name, parameter))
+            raise BadParameter("the parameter {} is no object".format(name))
         value, kind = parameter.get("value"), str(parameter.get("type", ""))
         if value is None or value == "":
-            if parameter.get("required", True) and kind in ("storage", "interface"):
+            if kind in ("storage", "interface"):
                 raise BadParameter("the parameter {} has no value: there is no such {} to run on".format(name, kind))
             continue
-        layout = parameter.get("argument_format") or DEFAULTS.get(kind, "--" + name + "={input}")
-        words = _words(value, exists)
+        layout = str(parameter.get("argument_format") or DEFAULTS.get(kind, "--" + name + "={input}"))
+        words = _words(kind, value, exists)
         try:
-            argument = str(layout).format(**words)
+            made = [word.format(**words) for word in layout.split()]
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise BadParameter(
                 "the parameter {} has the format {!r}, which needs what is not known: {}".format(name, layout, error)
             ) from error
-        if "\x00" in argument:
+        if any("\x00" in word for word in made):
             raise BadParameter("the parameter {} has a NUL character in it".format(name))
-        found += argument.split(" ") if " " in str(layout) and not isinstance(value, str) else [argument]
+        found += made
     return found
 
 
-def _words(value: Any, exists: Callable[[str], bool]) -> Mapping[str, str]:
+def _words(kind: str, value: Any, exists: Callable[[str], bool]) -> Mapping[str, str]:
     if not isinstance(value, dict):
         return {"input": _text(value), "name": _text(value), "path": _text(value)}
     words = {str(key): _text(found) for key, found in value.items()}
+    if kind == "interface":
+        words.setdefault("mac", words.get("mac_address", ""))
+        words.setdefault("input", words.get("name", ""))
+        return words
     if not words.get("path"):
         # An id_path stays the same when disks are found in another order; a name does not.
         by_id = words.get("id_path", "")
         words["path"] = by_id if by_id and exists(by_id) else "/dev/" + words.get("name", "")
-    words.setdefault("input", words["path"] if "size" in words or "id_path" in words else words.get("name", ""))
+    words.setdefault("input", words["path"])
     return words
 
 

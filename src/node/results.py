@@ -1,15 +1,20 @@
 """What of a script's outputs is sent, and is what it wrote to RESULT_PATH a result?"""
 
-import os
+import json
 import re
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Tuple
 
 SENT_BYTES = 1 << 20
 """How much of each output is sent; of a longer one the beginning and the end. The whole stays on this machine."""
 
-_STATUS = re.compile(r"(?m)^[{\s]*[\"']?status[\"']?\s*:\s*[\"']?([^\"',}\s#]*)")
+RESULT_BYTES = 64 << 10
+"""How much of a result the region looks into."""
 
 STATUSES = ("passed", "failed", "degraded", "timedout", "skipped")
+
+_MARK = "\n\n[stanchion: {} bytes left out here; this machine has the whole in {}]\n\n"
+_BLOCK = re.compile(r"""(?m)^(?:"status"|'status'|status)[ ]*:[ ]*(?:"([^"\n]*)"|'([^'\n]*)'|([^\s#"'][^\s#]*))?""")
+_FLOW = re.compile(r"""\A\{(?:[^{}\[\]]*,)?\s*(?:"status"|'status'|status)\s*:\s*(?:"([^"]*)"|'([^']*)'|([^\s,}]+))""")
 
 
 class Sent(NamedTuple):
@@ -23,46 +28,58 @@ def shortened(path: str, limit: int = SENT_BYTES) -> Sent:
     """The content of the file at ``path``, at most ``limit`` bytes of it: the beginning and the end, the cut marked.
 
     A file that is not there is empty.
+
+    :raises OSError: if it cannot be read.
     """
     try:
-        size = os.path.getsize(path)
         with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
             if size <= limit:
                 return Sent(file.read(limit), 0)
-            mark = "\n\n[stanchion: {} bytes left out here; this machine has the whole in {}]\n\n"
-            room = limit - len(mark.format(size, path).encode("utf-8"))
+            room = limit - len(_MARK.format(size, path).encode("utf-8"))
             begin = file.read(room // 2)
-            rest = room - len(begin)
-            file.seek(size - rest)
-            end = file.read(rest)
+            file.seek(size - (room - len(begin)))
+            end = file.read(room - len(begin))
     except FileNotFoundError:
         return Sent(b"", 0)
     omitted = size - len(begin) - len(end)
-    return Sent(begin + mark.format(omitted, path).encode("utf-8") + end, omitted)
+    return Sent(begin + _MARK.format(omitted, path).encode("utf-8") + end, omitted)
 
 
-def status_of(content: bytes) -> str:
-    """The status that a result says, in lower case; empty if it says none."""
-    found = _STATUS.search(content.decode("utf-8", "replace"))
-    return found.group(1).lower() if found else ""
+def read_result(content: bytes) -> Tuple[str, Optional[str]]:
+    """The status that a result (YAML: ``status``, ``results``) gives, empty if it gives none; and what is wrong with
+    it, as far as one can tell without a parser of YAML, None if nothing is.
 
-
-def problem_of(content: bytes) -> Optional[str]:
-    """What is wrong with a result (YAML: ``status``, ``results``), as far as one can tell without a whole parser.
-
-    The region reads it with one; this is so that who watches the console learns of it too. None if nothing is.
+    The region reads it with one, and decides; this is so that the runner goes on as the region will see it, and so
+    that who watches the console learns of a mistake.
     """
     if not content.strip():
-        return None
+        return "", None
+    if len(content) > RESULT_BYTES:
+        return "", "it has {} bytes; at most {} are looked into".format(len(content), RESULT_BYTES)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        return "it is not UTF-8: {}".format(error)
-    if "\t" in re.sub(r"(?m)[^\t\n].*$", "", text):
-        return "it is indented with tabs, which YAML forbids"
-    status = status_of(content)
+        return "", "it is not UTF-8: {}".format(error)
+    if re.search(r"(?m)^ *\t", text):
+        return "", "it is indented with tabs, which YAML forbids"
+    bare = text.strip()
+    status = _status_of_json(bare) if bare.startswith("{") else None
+    if status is None:
+        found = _FLOW.match(bare) if bare.startswith("{") else _BLOCK.search(text)
+        status = next((group for group in found.groups() if group is not None), "") if found else ""
     if status and status not in STATUSES:
-        return "its status is {!r}; it should be one of: {}".format(status, ", ".join(STATUSES))
-    if not re.search(r"(?m)^\s*(\{|-{3}|#|[\"']?[A-Za-z_][\w -]*[\"']?\s*:)", text):
-        return "it is no mapping of status and results"
-    return None
+        return "", "its status is {!r}; it should be one of: {}".format(status[:40], ", ".join(STATUSES))
+    if not re.search(r"""(?m)^(\{|---|#|["']?[A-Za-z_][\w -]*["']?\s*:)""", bare):
+        return "", "it is no mapping of status and results"
+    return status, None
+
+
+def _status_of_json(text: str) -> Optional[str]:
+    """None if it is no JSON, which is YAML as well."""
+    try:
+        status = json.loads(text).get("status")
+    except (ValueError, RecursionError):
+        return None
+    return "" if status is None else str(status)

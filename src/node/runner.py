@@ -1,39 +1,39 @@
 """What does a run do, from fetching the scripts to the one final signal? The network never stops it.
 
-A script is begun, runs, and its end is in the journal, then in the spool, in this order; so wherever the runner is
-killed, the next one goes on from there: nothing that ended runs again, nothing that was not sent is forgotten.
+What is done once and for all (a script ended, the tests begin, the run has ended) is first in the spool, with the
+signal that tells of it, then in the journal, and only then may it be sent. So wherever the runner is killed, the next
+one goes on from there: nothing that ended runs again, nothing is forgotten, and what is sent twice is the same bytes.
 """
 
-import json
 import os
 import random
 import threading
-import time
 import traceback
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
-from node import packages as installing
-from node.archive import BadArchive, Script, plan, unpack
-from node.client import Answer, Client, File, NoAnswer, encode_form
+from node.archive import Script, plan
+from node.client import Client
+from node.clock import Clock, Event
 from node.console import Console
-from node.delivery import ITEM_SECONDS, Standing, Verdict, judge, pause
-from node.parameters import BadParameter, arguments
-from node.results import problem_of, shortened, status_of
-from node.running import Ended, Outputs, environment_of, run
-from node.sending import PATIENCE_SECONDS, Heartbeat, Sender, describe_failure
+from node.delivery import Standing
+from node.executing import Execute, Executor, Finished
+from node.fetching import Fetcher, FetchFailed
+from node.running import Ended, Outputs, run
+from node.sending import PATIENCE_SECONDS, Heartbeat, Sender
+from node.signals import signal
 from node.spool import Spool
 from node.state import State
+from node.tally import Tally
 
-SCRIPTS_PATH = "2012-03-01/maas-scripts"
 PROGRESS_SECONDS = 60.0
-INSTALL_SECONDS = 1800.0
-"""How long one command that installs packages may take."""
+"""How often the console is told what is being done."""
 
 INTERRUPTIONS = 2
 """How often a script that does not say that it may reboot the machine is begun: more would go on for ever."""
 
-TIMED_OUT = 124
-"""The exit status of a script that took too long, as of timeout(1)."""
+SCRIPT, TESTING, FINAL = "script:", "testing", "final"
+"""The keys of what is done once and for all; a script's label follows the first."""
 
 
 class Options(NamedTuple):
@@ -46,50 +46,11 @@ class Options(NamedTuple):
 DEFAULTS = Options()
 
 
-class Tally(object):
-    """What is being done, and what came of what was: for progress and the summary."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._lock = threading.Lock()
-        self._running: Dict[str, Tuple[str, float, float]] = {}
-        self.total = 0
-        self.done = 0
-        self.passed: List[str] = []
-        self.failed: List[str] = []
-
-    def begin(self, script: Script, what: str) -> None:
-        """A script begins with ``what``: installing, running."""
-        with self._lock:
-            self._running[script.label] = (what, self._now(), script.timeout_seconds)
-
-    def end(self, script: Script, passed: bool) -> None:
-        """A script has ended."""
-        with self._lock:
-            self._running.pop(script.label, None)
-            self.done += 1
-            (self.passed if passed else self.failed).append(script.name)
-
-    def progress(self) -> str:
-        """What runs, since when, and how long it may take."""
-        with self._lock:
-            running = sorted(self._running.items())
-            numbers = "{}/{}".format(min(self.done + 1, max(self.total, 1)), self.total)
-        if not running:
-            return "{} of {} scripts have run".format(self.done, self.total)
-        parts = []
-        for label, (what, since, limit) in running:
-            minutes = "{:.0f} min".format((self._now() - since) / 60)
-            parts.append("{}: {}, {}{}".format(label, what, minutes, " of {:.0f}".format(limit / 60) if limit else ""))
-        return "{} {}".format(numbers, "; ".join(parts))
-
-
-class FetchFailed(Exception):
-    """The scripts cannot be had; the text says why."""
-
-
 class Runner(object):
-    """One run of this machine's scripts; everything that it keeps is in ``directory``."""
+    """One run of this machine's scripts; everything that it keeps is in ``directory``.
+
+    :raises OSError: if nothing can be kept there.
+    """
 
     def __init__(
         self,
@@ -97,401 +58,300 @@ class Runner(object):
         directory: str,
         console: Console,
         options: Options = DEFAULTS,
-        now: Callable[[], float] = time.monotonic,
+        clock: Optional[Clock] = None,
         chance: Callable[[], float] = random.random,
+        execute: Optional[Execute] = None,
+        on_start: Callable[[int], None] = lambda pid: None,
     ) -> None:
-        self._client = client
-        self._directory = directory
         self._console = console
         self._options = options
-        self._now = now
-        self._chance = chance
-        self._stop = threading.Event()
-        self._down = False
-        self._said_stop = False
-        self._tally = Tally(now)
+        self._clock = clock = clock or Clock()
+        self._stop = clock.event()
+        self._sent = clock.event()
+        self._lock = threading.Lock()
+        self._is_down = False
+        self._is_finishing = False
+        self._stopped_as = ""
+        self._tally = Tally(clock.now)
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        self._spool = Spool(os.path.join(directory, "spool"), console.error)
+        self._spool = Spool(os.path.join(directory, "spool"), console.error, self._spool_changed)
         self._state = State(os.path.join(directory, "state.json"), console.error)
-        self._sender = Sender(
-            self._spool, client, console, self._heard, patience=options.patience, now=now, chance=chance
-        )
+        self._sender = Sender(self._spool, client, console, self._heard, options.patience, clock, chance)
         self._heartbeat = Heartbeat(
-            client, console, self._tally.progress, _heartbeat_form, options.heartbeat, self._heard
+            client, console, self._tally.progress, partial(signal, "WORKING"), options.heartbeat, self._beaten, clock
+        )
+        self._fetcher = Fetcher(
+            client, os.path.join(directory, "scripts"), console, self._stop, options.patience, clock, chance
+        )
+        self._executor = Executor(
+            directory, console, self._tally, execute or partial(_run, clock, on_start), self._stop, clock, self._begins
         )
 
     def shut_down(self) -> None:
         """End what runs, record nothing of it, and leave the rest to the next start: the machine goes down."""
-        self._down = True
+        self._is_down = True
         self._stop.set()
+        self._sent.set()
+
+    def _spool_changed(self) -> None:
+        self._sent.set()
+        self._sender.look()
+
+    def _beaten(self, standing: Standing) -> None:
+        self._sender.hear()
+        self._heard(standing)
 
     def _heard(self, standing: Standing) -> None:
         """The region said where this machine stands."""
-        if standing.stop and not self._said_stop:
-            self._said_stop = True
-            self._console.warn(
-                "the region says stop: this machine is {}; what runs is ended".format(standing.status or "done with")
-            )
-            self._stop.set()
+        with self._lock:
+            if not standing.stop or self._stopped_as or self._is_finishing:
+                return
+            self._stopped_as = standing.status or "not to go on"
+        self._console.warn("the region says stop: this machine is {}".format(self._stopped_as))
+        self._stop.set()
 
     def run(self) -> int:
         """Do all of it; 0 if every script passed and everything was delivered, else 1."""
-        sender = _thread("sender", self._sender.run)
-        heart = _thread("heartbeat", self._heartbeat.run)
-        if self._spool.waiting:
-            self._console.say("{} items of an earlier start are still to be sent".format(self._spool.waiting))
+        self._recover()
+        workers = [self._clock.start("sender", self._sender.run), self._clock.start("heartbeat", self._heartbeat.run)]
         try:
-            problem = "" if self._state.final else self._scripts()
-            if self._down:
-                self._console.warn("the runner is told to end; its next start goes on from here")
-                return 1
-            return self._finish(problem)
+            problem = "" if self._state.kept(FINAL) else self._guarded_scripts()
+            if not self._is_down:
+                return self._finish(problem)
+            self._console.warn("the runner is told to end; its next start goes on from here")
+            return 1
         finally:
             self._heartbeat.end()
             self._sender.end()
-            for thread in (sender, heart):
-                thread.join(2.0)
+            for worker in workers:
+                worker.wait(2.0)
+
+    def _recover(self) -> None:
+        """Note what an earlier start had spooled, but not yet in its journal when it was killed."""
+        for meta in self._spool.metas:
+            if "key" in meta and self._state.kept(meta["key"]) is None:
+                self._state.keep(meta["key"], dict(meta["record"]))
+        if self._spool.waiting:
+            self._console.say("{} items of an earlier start are still to be sent".format(self._spool.waiting))
+
+    def _guarded_scripts(self) -> str:
+        try:
+            return self._scripts()
+        except Exception as error:  # noqa: BLE001  # the region has to be told, and what is spooled has to be sent
+            self._console.error("the runner failed: {}".format(traceback.format_exc()))
+            return "the runner failed: {}: {}".format(type(error).__name__, error)
 
     def _scripts(self) -> str:
         """Run them all; why not, if they could not be had."""
         try:
-            scripts = self._fetch()
-            self._respool()
-            self._run_kind("commissioning", scripts)
-            testing = [script for script in scripts if script.kind == "testing"]
-            if testing and not self._tally.failed and not self._stop.is_set():
-                self._run_testing(tuple(testing))
-            elif testing and not self._stop.is_set():
-                self._console.warn("{} testing scripts are not run: commissioning failed".format(len(testing)))
+            in_spool = self._spool.keys()
+            fetched = self._fetcher.fetch()
         except FetchFailed as error:
             return str(error)
+        if fetched is None:
+            return ""
+        self._heard(fetched.standing)
+        status = fetched.standing.status.lower()
+        commissioning = tuple(script for script in fetched.scripts if script.kind == "commissioning")
+        testing = tuple(script for script in fetched.scripts if script.kind == "testing")
+        self._run_all("commissioning", commissioning, in_spool)
+        if not testing or self._stop.is_set():
+            return ""
+        if self._failed("commissioning"):
+            self._console.warn("{} testing scripts are not run: commissioning failed".format(len(testing)))
+            return ""
+        has_commissioned = bool(commissioning or self._named("commissioning")) and status != "testing"
+        if has_commissioned or status == "commissioning":
+            testing = self._begin_testing(testing)
+        self._run_all("testing", testing, in_spool)
         return ""
 
-    def _run_testing(self, testing: Tuple[Script, ...]) -> None:
-        if not self._state.is_spooled("testing"):
-            self._signal("TESTING", "commissioning scripts have run", "signal TESTING")
-            self._state.spooled("testing")
-        self._wait_for_spool()
-        if self._stop.is_set():
-            return
+    def _begin_testing(self, testing: Tuple[Script, ...]) -> Tuple[Script, ...]:
+        """Say that commissioning is done; the tests to run, for the disks that it found."""
+        self._wait_for_spool(self._options.patience)
+        if self._state.kept(TESTING) is None:
+            self._once(TESTING, {}, "the signal TESTING", signal("TESTING", "commissioning scripts have run"), True)
+        self._wait_for_spool(self._options.patience)
+        if self._spool.waiting:
+            self._console.warn("the region takes nothing; the testing scripts that are here already are run")
+            return testing
         try:
-            # Now that the region has read what commissioning found, it knows the disks to test.
-            scripts = self._fetch()
+            fetched = self._fetcher.fetch()
         except FetchFailed as error:
             self._console.warn("{}; the testing scripts that are here already are run".format(error))
-            scripts = testing
-        self._run_kind("testing", scripts)
+            return testing
+        if fetched is None:
+            return testing
+        self._heard(fetched.standing)
+        return tuple(script for script in fetched.scripts if script.kind == "testing")
 
-    def _wait_for_spool(self) -> None:
-        """Until all is sent, or the region has taken nothing for so long that testing had better begin without it."""
-        until = self._now() + self._options.patience
-        while self._spool.waiting and self._now() < until and not self._stop.is_set():
-            self._spool.wait(0.5)
-
-    def _fetch(self) -> Tuple[Script, ...]:
-        """The scripts that are still to run, of the region.
-
-        :raises FetchFailed: if they cannot be had, however often it is tried.
-        """
-        begun = self._now()
-        attempt = 0
-        skewed = False
+    def _wait_for_spool(self, seconds: float) -> None:
+        """Until all is sent, or so long."""
+        until = self._clock.now() + seconds
         while not self._stop.is_set():
-            attempt += 1
-            try:
-                outcome: Any = self._client.request("GET", SCRIPTS_PATH, accept="*/*")
-            except NoAnswer as error:
-                outcome = error
-            away, reason = True, ""
-            if isinstance(outcome, Answer):
-                if outcome.status == 204:
-                    self._heard(Standing(outcome.headers.get("x-stanchion-status", ""),
-                                         outcome.headers.get("x-stanchion-stop") == "true"))  # fmt: skip
-                    return ()
-                if outcome.status == 200:
-                    try:
-                        return unpack(outcome.body, os.path.join(self._directory, "scripts"), self._console.warn)
-                    except (BadArchive, OSError) as error:
-                        reason = "the archive of scripts cannot be used: {}".format(error)
-                elif outcome.status in (401, 403) and not skewed and self._client.learn_clock(outcome):
-                    skewed = True
-                    self._console.warn("the region's clock is {:.0f} s ahead; taking that".format(self._client.skew))
-                    continue
-            if not reason:
-                judgement = judge(outcome, time.time())
-                reason, away = judgement.reason, judgement.verdict is not Verdict.REFUSED
-                wanted = judgement.retry_after
-            else:
-                wanted = None
-            left = begun + (self._options.patience if away else min(ITEM_SECONDS, self._options.patience)) - self._now()
-            seconds = min(pause(attempt, wanted, self._chance()), max(left, 0.0))
-            then = "next try in {:.1f} s".format(seconds) if left > 0 else "giving it up"
-            url = self._client.url(SCRIPTS_PATH)
-            self._console.warn(describe_failure("fetching the scripts", attempt, "GET", url, outcome, reason, then))
-            if left <= 0:
-                raise FetchFailed("the scripts could not be fetched: {}".format(reason))
-            self._stop.wait(seconds)
-        return ()
+            self._sent.clear()
+            left = until - self._clock.now()
+            if not self._spool.waiting or left <= 0:
+                return
+            self._sent.wait(min(left, PROGRESS_SECONDS))
 
-    def _respool(self) -> None:
-        """Spool the results of scripts that ended just before the runner did."""
-        for label, record in self._state.all_ended().items():
-            if not self._state.is_spooled(label):
-                self._spool_result(label, record)
+    def _run_all(self, kind: str, scripts: Tuple[Script, ...], in_spool: FrozenSet[str]) -> None:
+        """Run the scripts of a kind.
 
-    def _run_kind(self, kind: str, scripts: Tuple[Script, ...]) -> None:
-        wanted = tuple(script for script in scripts if script.kind == kind)
-        self._tally.total += len(wanted)
-        if wanted:
-            self._console.say("{} {} scripts: {}".format(
-                len(wanted), kind, ", ".join(script.name for batch in plan(wanted) for script in batch)))  # fmt: skip
-        for batch in plan(wanted):
+        :param in_spool: what the spool had before the region was asked for them. Of a script whose end the journal has,
+            but neither the spool nor the region, the result is lost.
+        """
+        batches = plan(
+            tuple(
+                script
+                for script in scripts
+                if self._state.kept(SCRIPT + script.label) is None or SCRIPT + script.label not in in_spool
+            )
+        )
+        if not batches:
+            return
+        self._tally.expect(sum(map(len, batches)))
+        self._console.say(
+            "{} {} scripts: {}".format(
+                sum(map(len, batches)), kind, ", ".join(script.name for batch in batches for script in batch)
+            )
+        )
+        for batch in batches:
             if self._stop.is_set():
                 return
-            threads = [_thread(script.label, self._guarded, script) for script in batch]
-            told = self._now()
-            while any(thread.is_alive() for thread in threads):
-                for thread in threads:
-                    thread.join(0.2)
-                if self._now() - told >= PROGRESS_SECONDS:
-                    told = self._now()
+            workers = [self._clock.start(script.label, self._run_guarded, script) for script in batch]
+            for worker in workers:
+                while not worker.wait(PROGRESS_SECONDS):
                     self._console.say(self._tally.progress())
 
-    def _guarded(self, script: Script) -> None:
+    def _run_guarded(self, script: Script) -> None:
         """Run one script; whatever goes wrong in the runner itself is that script's failure, and not the end."""
         try:
             self._run_script(script)
         except BaseException as error:  # noqa: BLE001  # the other scripts have to run
             self._console.error("{}: the runner failed: {}: {}".format(script.label, type(error).__name__, error))
-            self._ended(script, Ended(1, 0.0, note="the runner failed:\n" + traceback.format_exc()))
+            note = "the runner failed:\n" + traceback.format_exc()
+            self._ended(script, self._executor.finished(script, Ended(1, 0.0, note=note), output=b""))
+        finally:
+            self._tally.end(script)
 
     def _run_script(self, script: Script) -> None:
-        known = self._state.ended(script.label)
-        if known is not None:
-            # It ended before a restart, and its result is spooled; the region did not have it when it listed this.
-            self._tally.end(script, bool(known.get("passed")))
-            return
         begun = self._state.begun(script.label)
         if begun >= INTERRUPTIONS and not script.may_reboot:
-            note = "it was begun {} times and this machine or the runner went down each time; it is not begun again"
-            self._ended(script, Ended(1, 0.0, note=note.format(begun)))
-            return
-        self._state.begin(script.label)
-        if begun or script.has_started:
-            self._console.warn("{} was interrupted; it is run again".format(script.label))
-        if script.packages and not self._install(script):
-            return
-        outputs = self._outputs(script)
-        self._tally.begin(script, "running")
-        self._console.say("{}/{} {}: running{}".format(
-            self._tally.done + 1, self._tally.total, script.label,
-            ", at most {:.0f} min".format(script.timeout_seconds / 60) if script.timeout_seconds else ""))  # fmt: skip
-        self._progress(script, "WORKING", "running {}".format(script.name))
-        try:
-            command = [script.path, *arguments(script.parameters)]
-        except BadParameter as error:
-            self._ended(script, Ended(1, 0.0, note=str(error)))
-            return
-        environment = environment_of(
-            {
-                "OUTPUT_COMBINED_PATH": outputs.combined,
-                "OUTPUT_STDOUT_PATH": outputs.stdout,
-                "OUTPUT_STDERR_PATH": outputs.stderr,
-                "RESULT_PATH": self._result_path(script.label),
-                "DOWNLOAD_PATH": self._downloads(script),
-                "RUNTIME": "{:g}".format(script.timeout_seconds),
-                "HAS_STARTED": "True" if begun or script.has_started else "False",
-            }
-        )
-        ended = run(
-            command, outputs, environment, os.path.dirname(outputs.combined), script.timeout_seconds, self._stop,
-            self._now,
-        )  # fmt: skip
-        if not self._down:
-            self._ended(script, ended)
-
-    def _ended(self, script: Script, ended: Ended) -> None:
-        """Journal and spool what came of a script."""
-        result = shortened(self._result_path(script.label)).content
-        problem = problem_of(result)
-        if problem:
-            self._console.warn("{}: its result cannot be used: {}".format(script.label, problem))
-        status = "TIMEDOUT" if ended.timed_out else "WORKING"
-        exit_status = TIMED_OUT if ended.timed_out else ended.exit_status
-        said = status_of(result) if not problem else ""
-        passed = (said in ("passed", "degraded", "skipped")) if said else exit_status == 0
-        passed = passed and not ended.timed_out and not ended.stopped
-        self._close(script, status, exit_status, ended.runtime, passed, ended.note)
-
-    def _close(self, script: Script, status: str, exit_status: int, runtime: float, passed: bool, note: str) -> None:
-        outputs = self._outputs(script)
-        if note:
-            # The region keeps outputs, not the runner's log: what explains this one goes with it.
-            _append(outputs, "\n[stanchion: {}]\n".format(note.strip()), self._console)
-        record = {
-            "name": script.name,
-            "status": status,
-            "passed": passed,
-            "exit_status": exit_status,
-            "runtime": round(runtime, 3),
-            "script_result_id": script.result_id,
-            "script_version_id": script.version_id,
-            "message": "{} {} (exit status {}, {:.0f} s){}".format(
-                script.name, "passed" if passed else "FAILED", exit_status, runtime, ": " + note if note else ""
-            ),
-        }
-        self._state.end(script.label, record)
-        self._spool_result(script.label, record)
-        self._tally.end(script, passed)
-        (self._console.say if passed else self._console.warn)("{}/{} {}".format(
-            self._tally.done, self._tally.total, record["message"]))  # fmt: skip
-
-    def _spool_result(self, label: str, record: Mapping[str, Any]) -> None:
-        """Spool a script's result, from the journal and its files: the same each time, so that twice is once."""
-        directory = os.path.join(self._directory, "out", label)
-        files: List[File] = []
-        for ending in ("", ".out", ".err", ".yaml"):
-            sent = shortened(os.path.join(directory, label + ending))
-            if sent.content or ending in ("", ".out"):
-                files.append(File(record["name"] + ending, sent.content))
-            if sent.omitted:
-                self._console.warn("{}{}: {} bytes in its middle are not sent".format(label, ending, sent.omitted))
-        fields = {
-            "exit_status": record["exit_status"],
-            "runtime": record["runtime"],
-            "script_result_id": record["script_result_id"],
-            "script_version_id": record["script_version_id"],
-            "name": record["name"],
-        }
-        self._signal(record["status"], record["message"], "the result of {}".format(label), fields, tuple(files))
-        self._state.spooled(label)
-
-    def _signal(
-        self,
-        status: str,
-        message: str,
-        label: str,
-        fields: Optional[Mapping[str, Any]] = None,
-        files: Tuple[File, ...] = (),
-    ) -> None:
-        listed = [("op", "signal"), ("status", status), ("error", message[:2000])]
-        listed += [(name, str(value)) for name, value in (fields or {}).items() if value is not None]
-        body, content_type = encode_form(listed, files)
-        self._spool.add(label, content_type, body)
-
-    def _progress(self, script: Script, status: str, message: str) -> None:
-        fields = {"script_result_id": script.result_id, "script_version_id": script.version_id}
-        self._signal(status, message, "{}: {}".format(script.label, message), fields)
-
-    def _install(self, script: Script) -> bool:
-        """Install what a script needs; whether that worked."""
-        self._tally.begin(script, "installing packages")
-        self._progress(script, "INSTALLING", "installing packages for {}".format(script.name))
-        outputs = self._outputs(script)
-        begun = self._now()
-        log: List[bytes] = []
-        problem, status = "", 0
-        try:
-            queue = list(installing.steps(script.packages))
-            while queue and not problem:
-                step = queue.pop(0)
-                if isinstance(step, installing.Download):
-                    path = installing.fetch(step.url, self._downloads(script))
-                    queue[:0] = installing.unpack_or_install(path, self._downloads(script), self._console.warn)
-                    continue
-                ended = run(
-                    step.words, outputs, environment_of(step.environment), os.path.dirname(outputs.combined),
-                    INSTALL_SECONDS, self._stop, self._now,
-                )  # fmt: skip
-                log.append(shortened(outputs.combined).content)
-                if ended.exit_status or ended.timed_out or ended.stopped:
-                    status = ended.exit_status or 1
-                    problem = "{} failed with exit status {}{}".format(
-                        " ".join(step.words), status, "; " + ended.note if ended.note else ""
+            note = "it was begun {} times, and each time the runner or this machine went down; it is not begun again"
+            finished = self._executor.interrupted(script, note.format(begun))
+        else:
+            self._state.begin(script.label)
+            has_started = begun > 0 or script.has_started
+            if has_started:
+                self._console.warn(
+                    "{} was begun before; it {}is run again".format(
+                        script.label, "may reboot this machine, and " if script.may_reboot else "was interrupted, and "
                     )
-        except installing.BadPackages as error:
-            problem, status = str(error), 1
-        if not problem:
-            return True
-        with open(outputs.combined, "wb") as file:
-            file.write(b"".join(log))
-        if not self._down:
-            note = "its packages could not be installed: {}".format(problem)
-            self._close(script, "INSTALLING", status, self._now() - begun, False, note)
-        return False
+                )
+            finished = self._executor.run(script, has_started)
+        if not self._is_down:
+            self._ended(script, finished)
 
-    def _outputs(self, script: Script) -> Outputs:
-        directory = os.path.join(self._directory, "out", script.label)
-        os.makedirs(directory, mode=0o755, exist_ok=True)
-        path = os.path.join(directory, script.label)
-        return Outputs(path, path + ".out", path + ".err")
+    def _ended(self, script: Script, finished: Finished) -> None:
+        """Keep, and have sent, what came of a script."""
+        body = signal(finished.status, finished.record["message"], finished.fields, finished.files)
+        self._once(SCRIPT + script.label, finished.record, "the result of {}".format(script.label), body)
+        say = self._console.say if finished.record["passed"] else self._console.warn
+        say("{} {}".format(self._tally.place(script), finished.record["message"]))
 
-    def _result_path(self, label: str) -> str:
-        return os.path.join(self._directory, "out", label, label + ".yaml")
+    def _begins(self, script: Script, status: str, message: str) -> None:
+        fields = {"script_result_id": script.result_id, "script_version_id": script.version_id}
+        body, content_type = signal(status, message, fields)
+        self._spool.add("{}: {}".format(script.label, message), content_type, body)
 
-    def _downloads(self, script: Script) -> str:
-        path = os.path.join(self._directory, "downloads", script.label)
-        os.makedirs(path, mode=0o755, exist_ok=True)
-        return path
+    def _once(
+        self, key: str, record: Dict[str, Any], label: str, form: Tuple[bytes, str], is_last: bool = False
+    ) -> None:
+        """Do something once and for all: in the spool, in the journal, and then it may go."""
+        body, content_type = form
+        meta: Mapping[str, Any] = {"key": key, "record": record, "is_last": is_last}
+        item = self._spool.add(label, content_type, body, meta, held=True)
+        self._state.keep(key, record)
+        self._spool.release(item.number)
+
+    def _named(self, kind: str) -> List[Dict[str, Any]]:
+        """The records of the scripts of a kind that have ended, at this start or an earlier one."""
+        return [record for record in self._state.records(SCRIPT).values() if record.get("kind") == kind]
+
+    def _failed(self, kind: str) -> List[str]:
+        return sorted(str(record["name"]) for record in self._named(kind) if not record.get("passed"))
 
     def _finish(self, problem: str) -> int:
         """Send all that is left, then the one final signal; the exit status."""
         self._sender.drain()
-        if not self._state.final:
-            self._drain("results")
-            said = self._verdict(problem)
-            self._state.finish(json.dumps(said))
-        final = json.loads(self._state.final)
-        if not self._state.is_spooled("final"):
-            self._signal(final["status"], final["message"], "the final signal {}".format(final["status"]))
-            self._state.spooled("final")
+        if self._state.kept(FINAL) is None:
+            self._drain("before the final signal")
+            if self._is_down:
+                return 1
+            with self._lock:
+                self._is_finishing = True
+            final = self._verdict(problem)
+            form = signal(final["status"], final["message"])
+            self._once(FINAL, dict(final), "the final signal {}".format(final["status"]), form, True)
+            # However long the others took: this one has as long.
+            self._sender.drain()
+        self._is_finishing = True
         self._drain("the final signal")
-        tally, undelivered = self._tally, self._spool.undelivered
-        self._console.say("summary: {} passed, {} failed{}, {} undelivered{}; final signal {}".format(
-            len(tally.passed), len(tally.failed), _listed(tally.failed), len(undelivered), _listed(undelivered),
-            final["status"]))  # fmt: skip
-        return 0 if final["status"] == "OK" and not undelivered else 1
+        return self._sum_up()
 
-    def _verdict(self, problem: str) -> Dict[str, str]:
+    def _verdict(self, problem: str) -> Mapping[str, str]:
+        failed = self._failed("commissioning") + self._failed("testing")
         reasons = [problem] if problem else []
-        if self._tally.failed:
-            reasons.append("failed: {}".format(", ".join(sorted(self._tally.failed))))
+        if failed:
+            reasons.append("failed: {}".format(", ".join(failed)))
         if self._spool.undelivered:
             reasons.append("could not be delivered: {}".format("; ".join(self._spool.undelivered)))
-        if self._said_stop:
-            reasons.append("the region said stop")
+        if self._stopped_as:
+            reasons.append("the region said stop: {}".format(self._stopped_as))
         if reasons:
             return {"status": "FAILED", "message": ". ".join(reasons)}
-        return {"status": "OK", "message": "all {} scripts passed".format(len(self._tally.passed))}
+        return {"status": "OK", "message": "{} scripts passed".format(len(self._state.records(SCRIPT)))}
+
+    def _sum_up(self) -> int:
+        failed = self._failed("commissioning") + self._failed("testing")
+        final = self._state.kept(FINAL) or {}
+        passed = len(self._state.records(SCRIPT)) - len(failed)
+        undelivered, waiting = self._spool.undelivered, self._spool.waiting
+        say = self._console.warn if failed or undelivered or waiting else self._console.say
+        say(
+            "summary: {} passed, {} failed{}, {} undelivered{}; final signal {}".format(
+                passed, len(failed), _listed(failed), len(undelivered) + waiting, _listed(undelivered),
+                final.get("status"),
+            )
+        )  # fmt: skip
+        return 0 if final.get("status") == "OK" and not undelivered and not waiting else 1
 
     def _drain(self, what: str) -> None:
-        told = self._now()
-        while self._spool.waiting:
-            self._spool.wait(0.5)
-            if self._now() - told >= PROGRESS_SECONDS:
-                told = self._now()
+        """Wait until nothing is to be sent any more: patience gives up what does not go. Or until told to end."""
+        told = self._clock.now()
+        while not self._is_down:
+            self._sent.clear()
+            if not self._spool.waiting:
+                return
+            self._sent.wait(PROGRESS_SECONDS)
+            if self._clock.now() - told >= PROGRESS_SECONDS and self._spool.waiting:
+                told = self._clock.now()
                 self._console.say("{} items are still to be sent ({})".format(self._spool.waiting, what))
 
 
-def _heartbeat_form(progress: str) -> Tuple[bytes, str]:
-    return encode_form([("op", "signal"), ("status", "WORKING"), ("error", progress)])
-
-
-def _append(outputs: Outputs, text: str, console: Console) -> None:
-    for path in (outputs.combined, outputs.stderr):
-        try:
-            with open(path, "ab") as file:
-                file.write(text.encode("utf-8", "replace"))
-        except OSError as error:
-            console.warn("{} cannot be written: {}".format(path, error))
+def _run(
+    clock: Clock,
+    on_start: Callable[[int], None],
+    command: List[str],
+    outputs: Outputs,
+    environment: Mapping[str, str],
+    directory: str,
+    timeout: float,
+    stop: Event,
+) -> Ended:
+    return run(command, outputs, environment, directory, timeout, stop, clock.now, on_start=on_start)
 
 
 def _listed(names: Any) -> str:
     return " ({})".format("; ".join(names)) if names else ""
-
-
-def _thread(name: str, target: Callable[..., None], *arguments: Any) -> threading.Thread:
-    thread = threading.Thread(target=target, args=arguments, name=name)
-    thread.daemon = True
-    thread.start()
-    return thread

@@ -11,6 +11,8 @@ import threading
 import time
 from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
+from node.clock import Event, span
+
 TERM_SECONDS = 10.0
 """How long a group has to end after TERM, before KILL."""
 
@@ -47,11 +49,15 @@ def run(
     environment: Mapping[str, str],
     directory: str,
     timeout: float,
-    stop: threading.Event,
+    stop: Event,
     now: Callable[[], float] = time.monotonic,
     term_seconds: float = TERM_SECONDS,
+    on_start: Callable[[int], None] = lambda pid: None,
 ) -> Ended:
-    """Run ``command`` until it ends, ``timeout`` seconds are over (0: never), or ``stop`` is set."""
+    """Run ``command`` until it ends, ``timeout`` seconds are over (0: never), or ``stop`` is set.
+
+    :param on_start: called with its process id when it has begun.
+    """
     begun = now()
     sink = _Sink(outputs)
     try:
@@ -72,6 +78,7 @@ def run(
         sink.write("stderr", _hint(command[0], number, text).encode("utf-8", "replace"))
         sink.close()
         return Ended(number, now() - begun, note=text.strip())
+    on_start(process.pid)
     readers = [
         _reader(process.stdout, "stdout", sink),
         _reader(process.stderr, "stderr", sink),
@@ -83,16 +90,13 @@ def run(
             timed_out, stopped = left <= 0, left > 0
             end_group(process, term_seconds)
             break
-        try:
-            process.wait(min(left, 0.5))
-        except subprocess.TimeoutExpired:
-            continue
+        _has_ended(process, min(left, 0.5))
     status = process.wait()
     lingering = _join(readers)
     sink.close()
     notes = []
     if timed_out:
-        notes.append("it was ended after its limit of {:.0f} s".format(timeout))
+        notes.append("it was ended after its limit of {}".format(span(timeout)))
     if stopped:
         notes.append("it was ended because the region said stop")
     if lingering:
@@ -115,22 +119,31 @@ def end_group(process: "subprocess.Popen[bytes]", term_seconds: float) -> None:
     _signal(process.pid, signal.SIGTERM)
     # What was stopped does not see TERM before it goes on.
     _signal(process.pid, signal.SIGCONT)
-    try:
-        process.wait(term_seconds)
-    except subprocess.TimeoutExpired:
-        _signal(process.pid, signal.SIGKILL)
-        process.wait()
-        return
-    # The leader is gone; whoever is left in its group had its chance too.
+    until = time.monotonic() + term_seconds
+    ended = _has_ended(process, term_seconds)
+    # Whoever else is in its group has as long: signal 0 only asks whether there is one.
+    while ended and _signal(process.pid, 0) and time.monotonic() < until:
+        time.sleep(0.05)
     _signal(process.pid, signal.SIGKILL)
+    process.wait()
 
 
-def _signal(group: int, number: int) -> None:
+def _has_ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _signal(group: int, number: int) -> bool:
+    """Send it; whether there is anybody in the group."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
         # The whole group is gone; or only what is no process of ours any more is left in it.
-        return
+        return False
+    return True
 
 
 class _Sink(object):

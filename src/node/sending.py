@@ -5,11 +5,10 @@ has ``patience`` seconds to take something; every item that it takes renews that
 """
 
 import random
-import threading
-import time
 from typing import Callable, Dict, Optional, Union
 
 from node.client import Answer, Client, NoAnswer
+from node.clock import Clock, span
 from node.console import Console
 from node.delivery import ITEM_SECONDS, Judgement, Standing, Verdict, judge, pause
 from node.spool import Item, Spool
@@ -34,8 +33,7 @@ class Sender(object):
         console: Console,
         on_standing: Callable[[Standing], None],
         patience: float = PATIENCE_SECONDS,
-        now: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Optional[Clock] = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._spool = spool
@@ -43,34 +41,47 @@ class Sender(object):
         self._console = console
         self._on_standing = on_standing
         self._patience = patience
-        self._now = now
-        self._wall = wall
+        self._clock = clock or Clock()
+        self._now = self._clock.now
         self._chance = chance
         self._attempts: Dict[int, int] = {}
         self._first_error: Dict[int, float] = {}
+        self._heard: Optional[float] = None
         self._failures = 0
         self._hopeful_since: Optional[float] = None
-        self._skewed = False
-        self._ended = threading.Event()
+        self._ended = self._clock.event()
+        self._more = self._clock.event()
 
     def drain(self) -> None:
-        """From now on, be patient only so long: no more scripts are running."""
+        """Be patient for so long from now on, and no longer: no more scripts are running."""
         self._hopeful_since = self._now()
+
+    def hear(self) -> None:
+        """The region took something else, so it is there."""
+        self._heard = self._now()
+
+    def look(self) -> None:
+        """Something was added to the spool."""
+        self._more.set()
 
     def end(self) -> None:
         """End :meth:`run` when it next looks."""
         self._ended.set()
+        self._more.set()
 
     def run(self) -> None:
         """Send until :meth:`end`. Nothing that goes wrong ends it before."""
         while not self._ended.is_set():
+            self._more.clear()
+            if self._ended.is_set():
+                return
             try:
                 seconds = self.step()
             except Exception as error:  # noqa: BLE001  # whatever it is, what is spooled has to be sent
                 self._console.error("the sender stumbled over {}: {}; it goes on".format(type(error).__name__, error))
                 seconds = 5.0
             if seconds is None:
-                self._spool.wait(1.0)
+                self._more.wait()
             elif seconds:
                 self._ended.wait(seconds)
 
@@ -81,16 +92,7 @@ class Sender(object):
             return None
         attempt = self._attempts[item.number] = self._attempts.get(item.number, 0) + 1
         outcome = self._post(item)
-        if isinstance(outcome, Answer) and outcome.status in (401, 403) and not self._skewed:
-            self._skewed = self._client.learn_clock(outcome)
-            if self._skewed:
-                self._console.warn(
-                    "the region refused {} ({} {}), and its clock is {:.0f} s ahead of this machine's: taking that and "
-                    "trying again at once".format(item.label, outcome.status, outcome.reason, self._client.skew)
-                )
-                return 0.0
-        self._skewed = False
-        judgement = judge(outcome, self._wall())
+        judgement = judge(outcome, self._clock.wall())
         return self._follow(item, attempt, outcome, judgement)
 
     def _post(self, item: Item) -> Union[Answer, NoAnswer]:
@@ -120,14 +122,18 @@ class Sender(object):
         left = self._left()
         if left is not None and left <= 0:
             self._report(item, attempt, outcome, judgement, None)
-            self._give_up(item, "{}; the region took nothing for {:.0f} s".format(judgement.reason, self._patience))
+            reason = "{}; the region took nothing for {}".format(judgement.reason, span(self._patience))
+            self._give_up(item, reason)
+            if judgement.verdict is Verdict.REGION_AWAY:
+                # It would be the same with all the others, and might take minutes for each.
+                self._give_up_all(reason)
             return 0.0
-        if judgement.verdict is Verdict.ITEM_FAILED:
-            first = self._first_error.setdefault(item.number, self._now())
-            if self._now() - first >= ITEM_SECONDS and self._spool.waiting > 1:
-                # It may be this one alone that the region cannot take; the others must not wait for it.
-                self._first_error[item.number] = self._now()
-                self._spool.set_aside(item.number)
+        first = self._first_error.setdefault(item.number, self._now())
+        is_its_own = judgement.verdict is Verdict.ITEM_FAILED or (self._heard is not None and self._heard > first)
+        if is_its_own and self._now() - first >= ITEM_SECONDS and self._spool.waiting > 1:
+            # It may be this one alone that does not get through; the others must not wait for it.
+            self._first_error[item.number] = self._now()
+            self._spool.set_aside(item.number)
         seconds = pause(self._failures, judgement.retry_after, self._chance())
         if left is not None:
             seconds = min(seconds, left)
@@ -149,29 +155,43 @@ class Sender(object):
         self._spool.give_up(item.number, item.label, reason)
         self._console.error("{} is NOT delivered and will not be tried again: {}".format(item.label, reason))
 
+    def _give_up_all(self, reason: str) -> None:
+        item = self._spool.first()
+        while item is not None:
+            self._give_up(item, reason)
+            item = self._spool.first()
+
     def _report(
         self, item: Item, attempt: int, outcome: Union[Answer, NoAnswer], judgement: Judgement, seconds: Optional[float]
     ) -> None:
         then = "giving it up" if seconds is None else "next try in {:.1f} s".format(seconds)
         self._console.warn(
             describe_failure(
-                item.label, attempt, "POST", self._client.url(SIGNAL_PATH), outcome, judgement.reason, then
+                item.label, attempt, "POST", self._client.url(SIGNAL_PATH), outcome, judgement.reason, then,
+                self._console.hidden,
             )
-        )
+        )  # fmt: skip
 
 
 def describe_failure(
-    label: str, attempt: int, method: str, url: str, outcome: Union[Answer, NoAnswer], reason: str, then: str
+    label: str,
+    attempt: int,
+    method: str,
+    url: str,
+    outcome: Union[Answer, NoAnswer],
+    reason: str,
+    then: str,
+    hidden: Callable[[str], str],
 ) -> str:
-    """One line with everything that is known of a failed request."""
+    """One line with everything that is known of a failed request; ``hidden`` removes secrets from what came."""
     line = "{}: attempt {}: {} {}: {}".format(label, attempt, method, url, reason)
     if isinstance(outcome, Answer):
         correlation = outcome.headers.get("x-correlation-id")
         if correlation:
             line += " [{}]".format(correlation)
-        shown = outcome.body[:SHOWN_BYTES].decode("utf-8", "replace").strip()
+        shown = hidden(outcome.body[: 64 * SHOWN_BYTES].decode("utf-8", "replace").strip())
         if shown:
-            line += ": {!r}".format(shown)
+            line += ": {!r}".format(shown[:SHOWN_BYTES])
     return "{}; {}".format(line, then)
 
 
@@ -191,7 +211,7 @@ class Heartbeat(object):
         form: Callable[[str], "tuple[bytes, str]"],
         seconds: float = 60.0,
         on_standing: Callable[[Standing], None] = lambda standing: None,
-        wall: Callable[[], float] = time.time,
+        clock: Optional[Clock] = None,
     ) -> None:
         self._client = client
         self._console = console
@@ -199,9 +219,9 @@ class Heartbeat(object):
         self._form = form
         self._seconds = seconds
         self._on_standing = on_standing
-        self._wall = wall
+        self._clock = clock or Clock()
         self._failures = 0
-        self._ended = threading.Event()
+        self._ended = self._clock.event()
 
     def end(self) -> None:
         """End :meth:`run`."""
@@ -225,7 +245,7 @@ class Heartbeat(object):
             outcome = self._client.request("POST", SIGNAL_PATH, body, content_type)
         except NoAnswer as error:
             outcome = error
-        judgement = judge(outcome, self._wall())
+        judgement = judge(outcome, self._clock.wall())
         if judgement.verdict is Verdict.DELIVERED:
             if self._failures:
                 self._console.say("the region hears the heartbeat again, after {} that failed".format(self._failures))
@@ -233,9 +253,10 @@ class Heartbeat(object):
             self._on_standing(judgement.standing)
             return
         self._failures += 1
-        then = "next in {:.0f} s".format(self._seconds)
+        then = "next in {}".format(span(self._seconds))
+        url = self._client.url(SIGNAL_PATH)
         self._console.warn(
             describe_failure(
-                "heartbeat", self._failures, "POST", self._client.url(SIGNAL_PATH), outcome, judgement.reason, then
+                "heartbeat", self._failures, "POST", url, outcome, judgement.reason, then, self._console.hidden
             )
         )
