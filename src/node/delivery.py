@@ -2,8 +2,7 @@
 
 Pure. Three kinds of failure are told apart. What says nothing about the item itself (no answer, 502, 503, 504, 429,
 408, 425, a page of somebody else's) is tried until the runner's patience as a whole is at an end: the region is away.
-What may be the item's own fault (500, 409, other 5xx) has at least five minutes and then waits until the others are
-through. Other 4xx mean that the item will never be taken.
+What may be the item's own fault (500, 409, other 5xx) soon lets the others go first. Other 4xx mean that the item will never be taken.
 """
 
 import email.utils
@@ -20,7 +19,10 @@ LONGEST_RETRY_AFTER = 300.0
 """Seconds: what a region asks for with Retry-After is honoured up to here; no region means hours."""
 
 ITEM_SECONDS = 300.0
-"""How long an item is tried that the region answers with an error of its own, before others get their turn."""
+"""How long anything is tried, at least, before it is given up for a reason that may pass."""
+
+ASIDE_SECONDS = 60.0
+"""How long an item that does not get through, while others do, keeps these waiting."""
 
 
 class Verdict(enum.Enum):

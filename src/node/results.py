@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import NamedTuple, Optional, Tuple
+from typing import Iterator, NamedTuple, Optional, Tuple
 
 SENT_BYTES = 1 << 20
 """How much of each output is sent; of a longer one the beginning and the end. The whole stays on this machine."""
@@ -14,7 +14,8 @@ STATUSES = ("passed", "failed", "degraded", "timedout", "skipped")
 
 _MARK = "\n\n[stanchion: {} bytes left out here; this machine has the whole in {}]\n\n"
 _BLOCK = re.compile(r"""(?m)^(?:"status"|'status'|status)[ ]*:[ ]*(?:"([^"\n]*)"|'([^'\n]*)'|([^\s#"'][^\s#]*))?""")
-_FLOW = re.compile(r"""\A\{(?:[^{}\[\]]*,)?\s*(?:"status"|'status'|status)\s*:\s*(?:"([^"]*)"|'([^']*)'|([^\s,}]+))""")
+_FLOW = re.compile(r"""\s*(?:"status"|'status'|status)\s*:\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))?\s*\Z""")
+_TOKEN = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^"']""", re.DOTALL)
 
 
 class Sent(NamedTuple):
@@ -67,13 +68,26 @@ def read_result(content: bytes) -> Tuple[str, Optional[str]]:
     bare = text.strip()
     status = _status_of_json(bare) if bare.startswith("{") else None
     if status is None:
-        found = _FLOW.match(bare) if bare.startswith("{") else _BLOCK.search(text)
-        status = next((group for group in found.groups() if group is not None), "") if found else ""
+        matches = map(_FLOW.match, _entries(bare)) if bare.startswith("{") else iter([_BLOCK.search(text)])
+        groups = (group for found in matches if found for group in found.groups() if group is not None)
+        status = next(groups, "")
     if status and status not in STATUSES:
         return "", "its status is {!r}; it should be one of: {}".format(status[:40], ", ".join(STATUSES))
     if not re.search(r"""(?m)^(\{|---|#|["']?[A-Za-z_][\w -]*["']?\s*:)""", bare):
         return "", "it is no mapping of status and results"
     return status, None
+
+
+def _entries(text: str) -> Iterator[str]:
+    """The entries of a mapping in YAML's flow style, which is in braces."""
+    depth, entry = 0, ""
+    for token in _TOKEN.findall(text):
+        depth += (token in "{[") - (token in "}]")
+        if depth == 1 and token in ",{" or depth == 0:
+            yield entry
+            entry = ""
+        else:
+            entry += token
 
 
 def _status_of_json(text: str) -> Optional[str]:

@@ -74,10 +74,10 @@ def run(
     except (OSError, ValueError) as error:
         # As MAAS's runner: a command that cannot be executed has the error's number as its exit status.
         number = error.errno if isinstance(error, OSError) and error.errno else 2
-        text = "{} cannot be executed: {}\n".format(command[0], getattr(error, "strerror", None) or error)
-        sink.write("stderr", _hint(command[0], number, text).encode("utf-8", "replace"))
+        why = getattr(error, "strerror", None) or error
         sink.close()
-        return Ended(number, now() - begun, note=text.strip())
+        note = "{} cannot be executed: {}{}".format(command[0], why, _hint(command[0], number))
+        return Ended(number, now() - begun, note=note)
     on_start(process.pid)
     readers = [
         _reader(process.stdout, "stdout", sink),
@@ -106,12 +106,12 @@ def run(
     return Ended(128 - status if status < 0 else status, now() - begun, timed_out, stopped, "; ".join(notes))
 
 
-def _hint(path: str, number: int, text: str) -> str:
+def _hint(path: str, number: int) -> str:
     if number == errno.ENOENT and os.path.exists(path):
-        return text.rstrip("\n") + " (the interpreter that its first line names is not on this machine)\n"
+        return " (the interpreter that its first line names is not on this machine)"
     if number == errno.ENOEXEC:
-        return text.rstrip("\n") + " (its first line must name an interpreter, such as #!/bin/sh)\n"
-    return text
+        return " (its first line must name an interpreter, such as #!/bin/sh)"
+    return ""
 
 
 def end_group(process: "subprocess.Popen[bytes]", term_seconds: float) -> None:

@@ -10,7 +10,7 @@ from typing import Callable, Dict, Optional, Union
 from node.client import Answer, Client, NoAnswer
 from node.clock import Clock, span
 from node.console import Console
-from node.delivery import ITEM_SECONDS, Judgement, Standing, Verdict, judge, pause
+from node.delivery import ASIDE_SECONDS, Judgement, Standing, Verdict, judge, pause
 from node.spool import Item, Spool
 
 PATIENCE_SECONDS = 1800.0
@@ -124,13 +124,14 @@ class Sender(object):
             self._report(item, attempt, outcome, judgement, None)
             reason = "{}; the region took nothing for {}".format(judgement.reason, span(self._patience))
             self._give_up(item, reason)
-            if judgement.verdict is Verdict.REGION_AWAY:
+            is_there = self._heard is not None and self._heard >= self._now() - self._patience
+            if judgement.verdict is Verdict.REGION_AWAY and not is_there:
                 # It would be the same with all the others, and might take minutes for each.
                 self._give_up_all(reason)
             return 0.0
         first = self._first_error.setdefault(item.number, self._now())
         is_its_own = judgement.verdict is Verdict.ITEM_FAILED or (self._heard is not None and self._heard > first)
-        if is_its_own and self._now() - first >= ITEM_SECONDS and self._spool.waiting > 1:
+        if is_its_own and self._now() - first >= ASIDE_SECONDS and self._spool.waiting > 1:
             # It may be this one alone that does not get through; the others must not wait for it.
             self._first_error[item.number] = self._now()
             self._spool.set_aside(item.number)

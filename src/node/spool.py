@@ -20,7 +20,7 @@ REFUSED = "undelivered"
 class Item(NamedTuple):
     """One POST: ``label`` names it for people, ``meta`` is what the runner itself wants to know of it later.
 
-    With ``meta["is_last"]`` it is not sent while anything that was added before it is still to be sent.
+    With ``meta["is_last"]`` it is not sent while anything with a key that was added before it is still to be sent.
     """
 
     number: int
@@ -141,17 +141,15 @@ class Spool(object):
         return os.path.join(self._directory, REFUSED, name) if is_gone else os.path.join(self._directory, name)
 
     def first(self) -> Optional[Item]:
-        """The oldest item that is neither held nor set aside; when there are only such, the one set aside first; None
-        if there is nothing to send."""
+        """The item to be tried next; None if there is none. The oldest that is neither held nor set aside; when there are
+        only such, the one set aside first. What is to come last lets those go first that it has to wait for, and while
+        these are aside, others."""
         while True:
             with self._lock:
                 ready = [number for number in self._waiting if number not in self._held]
-                normal = [number for number in ready if number not in self._aside]
                 if not ready:
                     return None
-                number = min(normal) if normal else self._aside[0]
-                if self._aside and self._aside[0] < number and self._meta[number].get("is_last"):
-                    number = self._aside[0]
+                number = min(filter(self._may_go, ready), default=self._aside[0] if self._aside else min(ready))
                 kept = self._waiting[number]
             if kept is not None:
                 return kept
@@ -159,6 +157,12 @@ class Spool(object):
             if item is not None:
                 return item
             self.give_up(number, "item {}".format(number), problem)
+
+    def _may_go(self, number: int) -> bool:
+        if number in self._aside:
+            return False
+        awaited = (aside for aside in self._aside if aside < number and "key" in self._meta[aside])
+        return not self._meta[number].get("is_last") or not any(awaited)
 
     def sent(self, number: int) -> None:
         """Forget an item: the region has it."""

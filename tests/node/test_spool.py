@@ -79,8 +79,39 @@ class SpoolTests(SynchronousTestCase):
         item = self.spool.add("one", "", b"x")
         self.spool.give_up(item.number, item.label, "400 Bad Request")
         self.assertEqual(self.spool.undelivered, ("one (400 Bad Request)",))
-        self.assertEqual(os.listdir(os.path.join(self.directory, "undelivered")), ["0000000001.item"])
+        kept = sorted(os.listdir(os.path.join(self.directory, "undelivered")))
+        self.assertEqual(kept, ["0000000001.item", "0000000001.item.why"])
         self.assertEqual(self.spool.waiting, 0)
+
+    def test_what_an_earlier_start_gave_up_is_still_named_and_known(self) -> None:
+        item = self.spool.add("one", "", b"x", {"key": "script:one"})
+        self.spool.give_up(item.number, item.label, "400 Bad Request")
+        spool = self.open()
+        self.assertEqual((spool.undelivered, spool.waiting), (("one (400 Bad Request)",), 0))
+        self.assertEqual(spool.keys(), {"script:one"})
+        self.assertEqual(spool.add("two", "", b"").number, 2)
+        os.unlink(os.path.join(self.directory, "undelivered", "0000000001.item.why"))
+        self.assertIn("one (why it was not delivered cannot be read", self.open().undelivered[0])
+
+    def test_what_is_held_is_not_sent_before_it_is_released_or_at_the_next_start(self) -> None:
+        first = self.spool.add("one", "", b"", held=True)
+        self.spool.add("two", "", b"")
+        self.assertEqual(self.labels(self.spool), ["two"])
+        self.assertEqual(self.spool.waiting, 1)
+        self.assertEqual(self.labels(self.open()), ["one"])
+        other = self.open()
+        first = other.add("three", "", b"", held=True)
+        other.release(first.number)
+        self.assertEqual(self.labels(other), ["three"])
+
+    def test_what_is_to_come_last_waits_for_results_that_are_aside_and_for_nothing_else(self) -> None:
+        result = self.spool.add("result", "", b"", {"key": "script:a"})
+        note = self.spool.add("note", "", b"")
+        self.spool.add("last", "", b"", {"key": "final", "is_last": True})
+        self.spool.add("later", "", b"")
+        for number in (result.number, note.number):
+            self.spool.set_aside(number)
+        self.assertEqual(self.labels(self.spool), ["later", "result", "last", "note"])
 
     def test_a_full_disk_is_said_and_the_item_is_kept_in_memory(self) -> None:
         def full(*arguments: Any) -> None:
