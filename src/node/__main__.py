@@ -9,12 +9,14 @@ import signal
 import sys
 import tempfile
 import urllib.request
+from functools import partial
 from typing import Any, List, Optional
 
 from node.client import Client
 from node.clock import Clock
 from node.console import Console
 from node.credentials import Credentials, NoCredentials, find
+from node.delivery import ITEM_SECONDS, pause
 from node.priority import Priority
 from node.runner import Options, Runner
 
@@ -47,7 +49,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     chosen = parser.parse_args(arguments)
     console = Console()
     try:
-        credentials = find(_read, _fetch, chosen.config)
+        credentials = find(_read, partial(_fetch, console), chosen.config)
     except NoCredentials as error:
         console.error(str(error))
         return 2
@@ -121,10 +123,24 @@ def _read(path: str) -> str:
         return file.read(1 << 20).decode("utf-8", "replace")
 
 
-def _fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30.0) as response:
-        content: bytes = response.read(1 << 20)
-    return content.decode("utf-8", "replace")
+def _fetch(console: Console, url: str, clock: Optional[Clock] = None, seconds: float = ITEM_SECONDS) -> str:
+    """The text at ``url``: asked for until it comes, or the server refuses it, or so many ``seconds`` are over."""
+    clock = clock or Clock()
+    until = clock.now() + seconds
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            with urllib.request.urlopen(url, timeout=30.0) as response:
+                content: bytes = response.read(1 << 20)
+            return content.decode("utf-8", "replace")
+        except OSError as error:
+            # The region may be starting, or the network not be there yet.
+            wait = pause(attempt, None, 1.0)
+            if 400 <= getattr(error, "code", 0) < 500 or clock.now() + wait > until:
+                raise
+            console.warn("{}: attempt {}: {}; next try in {:.0f} s".format(url, attempt, error, wait))
+        clock.event().wait(wait)
 
 
 def _positive(text: str) -> float:

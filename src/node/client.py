@@ -130,7 +130,11 @@ class Client(object):
         timer.daemon = True
         timer.start()
         try:
-            return self._exchange(connection, method, parts, body, content_type, accept)
+            answer = self._exchange(connection, method, parts, body, content_type, accept)
+            if over.is_set():
+                # http.client takes headers that are cut for whole ones.
+                raise NoAnswer("no whole answer within {:.0f} s".format(deadline))
+            return answer
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             # AttributeError: http.client trips over a socket that was closed under it when time was up.
             if over.is_set():

@@ -2,7 +2,8 @@
 
 Pure. Three kinds of failure are told apart. What says nothing about the item itself (no answer, 502, 503, 504, 429,
 408, 425, a page of somebody else's) is tried until the runner's patience as a whole is at an end: the region is away.
-What may be the item's own fault (500, 409, other 5xx) soon lets the others go first. Other 4xx mean that the item will never be taken.
+What may be the item's own fault (500, 409, other 5xx) soon lets the others go first. Other 4xx mean that the item will
+never be taken.
 """
 
 import email.utils

@@ -83,7 +83,7 @@ def _entries(text: str) -> Iterator[str]:
     depth, entry = 0, ""
     for token in _TOKEN.findall(text):
         depth += (token in "{[") - (token in "}]")
-        if depth == 1 and token in ",{" or depth == 0:
+        if (depth == 1 and token in ",{") or depth == 0:
             yield entry
             entry = ""
         else:

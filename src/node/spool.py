@@ -141,9 +141,11 @@ class Spool(object):
         return os.path.join(self._directory, REFUSED, name) if is_gone else os.path.join(self._directory, name)
 
     def first(self) -> Optional[Item]:
-        """The item to be tried next; None if there is none. The oldest that is neither held nor set aside; when there are
-        only such, the one set aside first. What is to come last lets those go first that it has to wait for, and while
-        these are aside, others."""
+        """The item to be tried next; None if there is none.
+
+        The oldest that is neither held nor set aside; when there are only such, the one set aside first. What is to
+        come last is passed over while what it has to wait for is aside.
+        """
         while True:
             with self._lock:
                 ready = [number for number in self._waiting if number not in self._held]

@@ -139,10 +139,12 @@ class HostileRegion:
             return None  # it was killed while it asked
         kind, _, fault = headers["accept"].partition("kind=")[2].partition(";fault=")
         if fault == "reset before the body":
-            return reset(peer)
+            reset(peer)
+            return None
         body = stream.read(int(headers.get("content-length", "0")))
         if fault == "reset after the body":
-            return reset(peer)
+            reset(peer)
+            return None
         if fault == "hang":
             stream.read(1)
             return None
@@ -156,7 +158,8 @@ class HostileRegion:
         with self._lock:
             status, content, more = self._process(first, kind, headers, body)
         if fault == "answer lost":
-            return reset(peer)
+            reset(peer)
+            return None
         return self._send(peer, status, content, more, cut=fault == "answer cut")
 
     def _is_in_time(self, headers: Mapping[str, str]) -> bool:
@@ -242,10 +245,11 @@ class HostileRegion:
         return packed.getvalue()
 
 
-def reset(peer: socket.socket) -> None:
+def reset(peer: socket.socket) -> bool:
     """End a connection with a reset, as a process that is killed or a firewall does."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     peer.close()
+    return True
 
 
 def parse_form(content_type: str, body: bytes) -> dict[str, bytes]:

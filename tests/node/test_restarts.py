@@ -78,7 +78,7 @@ class RestartTestCase(SynchronousTestCase):
         """A further start, with a clock of its own."""
         self.region.clock = VirtualClock()
         scripts = ToldScripts(self.region.clock)
-        scripts.file, scripts.interrupt = self.ran_file, interrupt  # type: ignore[method-assign]
+        scripts.file, scripts.interrupt = self.ran_file, interrupt
         return make_run(self.region, self.url, self.directory, scripts)
 
     def start_and_die(self, prepare: Callable[[Callable[[], None]], Any]) -> bool:
@@ -152,7 +152,7 @@ class KillTests(RestartTestCase):
 
     def test_what_was_spooled_but_not_in_the_journal_is_known_at_the_next_start(self) -> None:
         def die_in_keep(die: Callable[[], None]) -> None:
-            State.keep = lambda self, key, record: die()  # type: ignore[method-assign, assignment]
+            State.keep = lambda self, key, record: die()  # type: ignore[method-assign]
 
         self.assertTrue(self.start_and_die(die_in_keep))
         self.assertEqual(self.ran(), ["10-first.1 False"])
@@ -265,7 +265,12 @@ class ShutDownTests(RestartTestCase):
     def test_told_to_end_while_the_region_is_away_it_does_not_wait_for_it(self) -> None:
         self.region.fault, self.region.is_faulty = Fault("500"), lambda kind, number: kind == "result"
         run = self.start(lambda label: None)
-        self.region.clock.start("down", lambda: (self.region.clock.sleep(700.0), run.runner.shut_down()))
+
+        def go_down() -> None:
+            self.region.clock.sleep(700.0)
+            run.runner.shut_down()
+
+        self.region.clock.start("down", go_down)
         self.assertEqual(run.runner.run(), 1)
         self.assertLess(self.region.clock.now(), 800)
         self.region.is_faulty = lambda kind, number: False
