@@ -15,6 +15,42 @@ from tests.silence import Finding, silent_in, sources
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 ALLOWED: Final[dict[tuple[str, str, str], str]] = {
+    ("src/node/__main__.py", "start", "AlreadyRunning"): "said, and the exit status",
+    (
+        "src/node/client.py",
+        "Client.learn_clock",
+        "TypeError, ValueError, IndexError, OverflowError",
+    ): "a Date that cannot be read teaches nothing; the refusal is reported as it is",
+    ("src/node/client.py", "_close", "OSError"): "the connection is closed already, which is what was wanted",
+    (
+        "src/node/console.py",
+        "standard_writers",
+        "OSError, ValueError, AttributeError",
+    ): "then it may be said twice",
+    (
+        "src/node/console.py",
+        "_stream_writer.write",
+        "OSError, ValueError",
+    ): "nobody is left to tell",
+    ("src/node/console.py", "_console_writer.write", "OSError"): "nobody is left to tell",
+    ("src/node/console.py", "_syslog_writer", "OSError"): "there is no syslog; the console and stderr have all of it",
+    ("src/node/delivery.py", "read_standing", "ValueError, RecursionError"): "the caller reports what came instead",
+    (
+        "src/node/delivery.py",
+        "retry_after",
+        "TypeError, ValueError, IndexError, OverflowError",
+    ): "what cannot be read asks for nothing",
+    ("src/node/priority.py", "Priority.release", "ProcessLookupError"): "it has ended, and has no priority any more",
+    ("src/node/results.py", "_status_of_json", "ValueError, RecursionError"): "it is read as YAML instead",
+    ("src/node/running.py", "_has_ended", "TimeoutExpired"): "how subprocess says that it has not",
+    (
+        "src/node/running.py",
+        "_signal",
+        "ProcessLookupError, PermissionError",
+    ): "how the kernel says: nobody",
+    ("src/node/spool.py", "Spool._sync", "OSError"): "raised, but for file systems that cannot sync directories",
+    ("src/node/spool.py", "Spool._unlink", "FileNotFoundError"): "it was kept in memory alone, and that was said",
+    ("src/node/state.py", "State._read", "FileNotFoundError"): "a first start has none",
     ("src/rack/eventfile.py", "EventFile._mend", "FileNotFoundError"): "said at debug; there is nothing to take back",
     (
         "src/rack/eventfile.py",

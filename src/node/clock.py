@@ -1,0 +1,82 @@
+"""What time is it, and how does one wait? Everything in the runner that waits does it through one of these.
+
+So tests can put a clock in its place on which half an hour of a region that is away passes at once.
+"""
+
+import threading
+import time
+from typing import Any, Callable, Optional
+
+
+class Event(object):
+    """As ``threading.Event``."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._event.is_set()
+
+    def set(self) -> None:
+        """Let everybody who waits go on."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """From now on who waits has to wait."""
+        self._event.clear()
+
+    def wait(self, seconds: Optional[float] = None) -> bool:
+        """Wait until it is set, at most so long; whether it is."""
+        return self._event.wait(seconds)
+
+
+class Worker(object):
+    """A thread that somebody may wait for."""
+
+    def __init__(self, ended: Event) -> None:
+        self._ended = ended
+
+    def wait(self, seconds: Optional[float] = None) -> bool:
+        """Wait until it has ended, at most so long; whether it has."""
+        return self._ended.wait(seconds)
+
+
+class Clock(object):
+    """The real time."""
+
+    def now(self) -> float:
+        """Seconds since some moment; never set back."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since the epoch, as this machine has it."""
+        return time.time()
+
+    def event(self) -> Event:
+        """An event that is not set."""
+        return Event()
+
+    def start(self, name: str, target: Callable[..., None], *arguments: Any) -> Worker:
+        """Call ``target`` in a thread of its own, which does not keep the process alive."""
+        ended = self.event()
+
+        def work() -> None:
+            try:
+                target(*arguments)
+            finally:
+                ended.set()
+
+        thread = threading.Thread(target=work, name=name)
+        thread.daemon = True
+        thread.start()
+        return Worker(ended)
+
+
+def span(seconds: float) -> str:
+    """A length of time for people: ``45 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return "{:.0f} s".format(seconds)
+    if seconds < 7200:
+        return "{:.0f} min".format(seconds / 60)
+    return "{:.1f} h".format(seconds / 3600)

@@ -1,0 +1,213 @@
+"""How does one command run, and what came of it? It gets a process group of its own, its outputs go to files.
+
+Nothing that it does can hang the runner: it may fork daemons, close its outputs, fill the disk, or ignore signals.
+"""
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
+
+from node.clock import Event, span
+
+TERM_SECONDS = 10.0
+"""How long a group has to end after TERM, before KILL."""
+
+LINGER_SECONDS = 2.0
+"""How long outputs are read after the command itself has ended: what it left in the background may hold them open."""
+
+PIECE = 64 * 1024
+
+
+class Outputs(NamedTuple):
+    """Where the outputs go: both in one file as they came, and each in one of its own."""
+
+    combined: str
+    stdout: str
+    stderr: str
+
+
+class Ended(NamedTuple):
+    """How a command ended. ``exit_status`` is as a shell counts: 128 and the signal's number if one ended it.
+
+    ``runtime`` is in seconds. ``note`` says what a person should know besides.
+    """
+
+    exit_status: int
+    runtime: float
+    timed_out: bool = False
+    stopped: bool = False
+    note: str = ""
+
+
+def run(
+    command: List[str],
+    outputs: Outputs,
+    environment: Mapping[str, str],
+    directory: str,
+    timeout: float,
+    stop: Event,
+    now: Callable[[], float] = time.monotonic,
+    term_seconds: float = TERM_SECONDS,
+    on_start: Callable[[int], None] = lambda pid: None,
+) -> Ended:
+    """Run ``command`` until it ends, ``timeout`` seconds are over (0: never), or ``stop`` is set.
+
+    :param on_start: called with its process id when it has begun.
+    """
+    begun = now()
+    sink = _Sink(outputs)
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=directory,
+            env=dict(environment),
+            start_new_session=True,
+            close_fds=True,
+        )
+    except (OSError, ValueError) as error:
+        # As MAAS's runner: a command that cannot be executed has the error's number as its exit status.
+        number = error.errno if isinstance(error, OSError) and error.errno else 2
+        why = getattr(error, "strerror", None) or error
+        sink.close()
+        note = "{} cannot be executed: {}{}".format(command[0], why, _hint(command[0], number))
+        return Ended(number, now() - begun, note=note)
+    on_start(process.pid)
+    readers = [
+        _reader(process.stdout, "stdout", sink),
+        _reader(process.stderr, "stderr", sink),
+    ]
+    timed_out = stopped = False
+    while process.poll() is None:
+        left = begun + timeout - now() if timeout else 1.0
+        if left <= 0 or stop.is_set():
+            timed_out, stopped = left <= 0, left > 0
+            end_group(process, term_seconds)
+            break
+        _has_ended(process, min(left, 0.5))
+    status = process.wait()
+    lingering = _join(readers)
+    sink.close()
+    notes = []
+    if timed_out:
+        notes.append("it was ended after its limit of {}".format(span(timeout)))
+    if stopped:
+        notes.append("it was ended because the region said stop")
+    if lingering:
+        notes.append("something that it left running holds its outputs open; what that writes is not kept")
+    if sink.problem:
+        notes.append("not all of its output was kept: {}".format(sink.problem))
+    return Ended(128 - status if status < 0 else status, now() - begun, timed_out, stopped, "; ".join(notes))
+
+
+def _hint(path: str, number: int) -> str:
+    if number == errno.ENOENT and os.path.exists(path):
+        return " (the interpreter that its first line names is not on this machine)"
+    if number == errno.ENOEXEC:
+        return " (its first line must name an interpreter, such as #!/bin/sh)"
+    return ""
+
+
+def end_group(process: "subprocess.Popen[bytes]", term_seconds: float) -> None:
+    """End a process and its whole group: TERM, and KILL for what is left after ``term_seconds``."""
+    _signal(process.pid, signal.SIGTERM)
+    # What was stopped does not see TERM before it goes on.
+    _signal(process.pid, signal.SIGCONT)
+    until = time.monotonic() + term_seconds
+    ended = _has_ended(process, term_seconds)
+    # Whoever else is in its group has as long: signal 0 only asks whether there is one.
+    while ended and _signal(process.pid, 0) and time.monotonic() < until:
+        time.sleep(0.05)
+    _signal(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _has_ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _signal(group: int, number: int) -> bool:
+    """Send it; whether there is anybody in the group."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        # The whole group is gone; or only what is no process of ours any more is left in it.
+        return False
+    return True
+
+
+class _Sink(object):
+    """The three files, written by two readers."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        self._lock = threading.Lock()
+        self._files: Dict[str, IO[bytes]] = {}
+        self.problem = ""
+        for name, path in zip(outputs._fields, outputs):
+            try:
+                self._files[name] = open(path, "wb", buffering=0)
+            except OSError as error:
+                self.problem = "{}: {}".format(path, error.strerror or error)
+
+    def write(self, name: str, data: bytes) -> None:
+        with self._lock:
+            for each in ("combined", name):
+                file = self._files.get(each)
+                if file is None:
+                    continue
+                try:
+                    left = memoryview(data)
+                    while left:
+                        left = left[file.write(left) :]
+                except OSError as error:
+                    # The disk is full: reading goes on, so that the script is not stuck.
+                    self.problem = "{}: {}".format(file.name, error.strerror or error)
+
+    def close(self) -> None:
+        """What comes later is thrown away."""
+        with self._lock:
+            files, self._files = self._files, {}
+        for file in files.values():
+            file.close()
+
+
+def _reader(stream: Optional[IO[bytes]], name: str, sink: _Sink) -> threading.Thread:
+    assert stream is not None
+
+    def read() -> None:
+        with stream:
+            while True:
+                data = os.read(stream.fileno(), PIECE)
+                if not data:
+                    return
+                sink.write(name, data)
+
+    thread = threading.Thread(target=read, name="reading " + name)
+    thread.daemon = True
+    thread.start()
+    return thread
+
+
+def _join(readers: List[threading.Thread]) -> bool:
+    """Wait for the readers for a moment; whether one goes on, because something still holds its stream."""
+    until = time.monotonic() + LINGER_SECONDS
+    for reader in readers:
+        reader.join(max(until - time.monotonic(), 0.0))
+    return any(reader.is_alive() for reader in readers)
+
+
+def environment_of(values: Mapping[str, Any]) -> Mapping[str, str]:
+    """This process's environment with ``values``; without what is the runner's own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    kept.update({name: str(value) for name, value in values.items()})
+    return kept
