@@ -200,7 +200,9 @@ class InterruptedTests(RestartTestCase):
         self.directory = self.mktemp()
         run = self.start()
         self.assertEqual(run.runner.run(), 0)
-        self.assertEqual(self.ran()[:3], ["10-first.1 False", "20-second.2 False", "20-second.2 True"])
+        # Whether the first one's result had been delivered when the machine went down is for the network to say.
+        second = [line for line in self.ran() if line.startswith("20-second")]
+        self.assertEqual(second, ["20-second.2 False", "20-second.2 True"])
         self.assertEqual({len(bodies) for bodies in self.region.results.values()}, {1})
 
     def test_failures_of_an_earlier_start_count_at_the_end(self) -> None:
