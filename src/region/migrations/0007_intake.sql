@@ -45,12 +45,13 @@ END $$;
 
 -- The runs that a node has at present: its newest, and the other one if that was still going on when the newest began,
 -- so that they are one commissioning with its tests. What was said of an earlier one says nothing of these.
-CREATE FUNCTION present_runs(the_node bigint) RETURNS bigint[] LANGUAGE sql STABLE AS $$
-    SELECT coalesce(array_agg(run.id ORDER BY run.id) FILTER (WHERE coalesce(run.ended, 'infinity') >= newest), '{}')
+CREATE FUNCTION present_runs(the_node bigint) RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN coalesce(array_agg(run.id ORDER BY run.id) FILTER (WHERE coalesce(run.ended, 'infinity') >= newest), '{}')
     FROM (SELECT script_set.id, script_set.ended, max(script_set.created) OVER () AS newest
           FROM node JOIN script_set ON script_set.id IN (commissioning_set_id, testing_set_id)
-          WHERE node.id = the_node) AS run
-$$;
+          WHERE node.id = the_node) AS run;
+END $$;
 
 CREATE FUNCTION queue_event(the_node bigint, the_run bigint, the_result bigint, kind text, description text)
 RETURNS void LANGUAGE plpgsql AS $$
