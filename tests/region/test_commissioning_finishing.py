@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -146,6 +147,15 @@ class FinishTests(WorkerTestCase):
         rows = await self.database.query("SELECT ended IS NULL FROM script_set WHERE result_type = %s",
                                          (ResultType.TESTING,))  # fmt: skip
         self.assertEqual(rows, [(False,)])
+
+    async def test_an_option_of_the_run_leaves_the_power_control_as_people_set_it(self) -> None:
+        power = Signal(SignalStatus.WORKING, power_type="ipmi", power_parameters={"power_address": "192.0.2.1"})
+        for options, expected in (('{"skip_bmc_config": true}', "manual"), ("{}", "ipmi")):
+            await self.database.execute("UPDATE script_set SET options = %s", (options,))
+            await self.intake.signal(self.node, evolve(power, message=options))
+            await self.process()
+            await self.until_done()
+            self.assertEqual(await self.database.one("SELECT power_type FROM node"), (expected,))
 
     async def test_options_of_the_run_leave_out_storage_and_networking(self) -> None:
         await self.database.execute(

@@ -56,7 +56,7 @@ class GatheringTests(DatabaseTestCase):
         self.counting = Counting(self.database)
         self.gathering = Gathering(self.counting, "keep(%s)")  # type: ignore[arg-type]  # all that it uses
 
-    def call(self, key: int, value: int, size: int = 0) -> Deferred[Any]:
+    def call(self, key: int, value: object, size: int = 0) -> Deferred[Any]:
         return Deferred.fromCoroutine(self.gathering.call(key, (value,), size))
 
     async def kept(self) -> list[int]:
@@ -93,6 +93,17 @@ class GatheringTests(DatabaseTestCase):
             try:
                 results.append((await call)[0])
             except psycopg2.errors.UniqueViolation:
+                results.append("refused")
+        self.assertEqual(results, [*(2 * value for value in range(AT_ONCE)), 100, "refused", 102])
+
+    async def test_one_that_no_statement_can_hold_spoils_no_other(self) -> None:
+        await self.prepare()
+        values: list[Any] = [*range(AT_ONCE), 50, "5\x00", 51]
+        results: list[Any] = []
+        for call in [self.call(0, value) for value in values]:
+            try:
+                results.append((await call)[0])
+            except ValueError:
                 results.append("refused")
         self.assertEqual(results, [*(2 * value for value in range(AT_ONCE)), 100, "refused", 102])
 

@@ -333,6 +333,23 @@ class IntakeTests(CommissioningTestCase):
             with self.assertRaisesRegex(UnknownNode, "has expired"):
                 await self.intake.signal(node, working, token=token)
 
+    async def test_what_comes_late_for_a_run_that_is_not_kept_any_more_is_kept(self) -> None:
+        old, stray = self.finished("10-lshw"), Signal(SignalStatus.WORKING, script_result_id=1 << 40, exit_status=0)
+        await self.end(self.node)
+        await self.database.execute("DELETE FROM script_set")
+        self.results = await self.begin(self.node)
+        for _ in range(2):
+            self.assertTrue((await self.intake.signal(self.node, old, retired=True)).stop)
+        stored = await self.database.query(
+            "SELECT content FROM script_output WHERE name = 'stdout' AND script_result_id <> ALL(%s)",
+            (list(self.results.values()),),
+        )
+        self.assertEqual(stored, [(NOISE,)])
+        self.assertEqual(await self.result("10-lshw"), ScriptStatus.PENDING)
+        # One whose token is good speaks of what there is.
+        with self.assertRaises(UnknownResult):
+            await self.intake.signal(self.node, stray)
+
     async def test_a_runner_whose_run_was_replaced_is_told_to_stop(self) -> None:
         await self.end(self.node)
         earlier, self.results = self.results, await self.begin(self.node)

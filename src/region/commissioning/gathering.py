@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-import psycopg2
 from attrs import field, frozen
 from psycopg2.extensions import TransactionRollbackError
 from twisted.internet.defer import Deferred
@@ -101,7 +100,9 @@ class Gathering:
             parameters = [value for each in together for value in each.parameters]
             try:
                 rows = await self._database.query(sql, parameters)
-            except psycopg2.Error as error:
+            except DatabaseUnavailable:
+                raise
+            except Exception as error:  # noqa: BLE001  # the one whose fault it is gets it below
                 log.info("Storing {count} signals one by one, after {error}", count=len(together), error=error)
             else:
                 for number, *row in rows:

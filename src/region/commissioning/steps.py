@@ -69,6 +69,8 @@ def steps(following: Following) -> Steps:
     hooks = _Hooks(following)
 
     async def power(transaction: Transaction, work: Work, _: None) -> Sequence[Finding]:
+        if work.options.get("skip_bmc_config"):
+            return NOTHING
         await transaction.execute(
             "UPDATE node SET power_type = %s, power_parameters = %s, updated = now() WHERE id = %s",
             (work.payload["power_type"], Json(work.payload["power_parameters"]), work.node.id),

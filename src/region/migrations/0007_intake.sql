@@ -126,7 +126,9 @@ BEGIN
         SELECT script_set.id, script_name INTO the_run, result_name
         FROM script_result JOIN script_set ON script_set.id = script_set_id
         WHERE script_result.id = its_result AND node_id = the_node;
-        IF NOT FOUND THEN
+        IF NOT FOUND AND is_retired AND NOT EXISTS (SELECT FROM script_result WHERE script_result.id = its_result) THEN
+            its_result := NULL;  -- of a run that is not kept any more: what it brought goes by its name
+        ELSIF the_run IS NULL THEN
             problem := 'result';
         END IF;
     END IF;
