@@ -24,6 +24,7 @@ from twisted.python.failure import Failure
 from region import web
 from region.answers.asking import Asker
 from region.answers.published import PublishedView
+from region.answers.records import Records
 from region.answers.releases import Releases
 from region.api import Api, ApiKeyStore, Authenticator, Parts
 from region.api.operations import Operation
@@ -242,7 +243,7 @@ class RegionService(Service):
         authenticator = Authenticator(keys, reactor)
         keys.listen(authenticator.forget)
         parts = Parts(
-            releases=Releases(asker, view, reactor),
+            releases=Releases(asker, view, reactor, Records(database)),
             asker=asker,
             published=view,
             racks=registry,
