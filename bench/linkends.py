@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Info:
     generation: int | None = 1
     digest: str | None = HELD.digest
     progress: Mapping[str, Any] = {}
+    reported: datetime | None = None
 
 
 class ProductRegion:

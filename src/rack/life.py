@@ -17,6 +17,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from rack.assignment import Assignment
+from rack.rate import Rate
 from rack.steps import DiskFull, SyncFailed, Syncs, SyncState
 from rack.stop import CANCELLED, FAILED, SUPERSEDED, SYNCED, UNCHANGED, Stop, Stopped
 from rpc.events import DISK_FULL, SYNC_ENDED, SYNC_FAILED, SYNC_STARTED, SYNC_STOPPED
@@ -58,6 +59,7 @@ class Run:
     stop: Stop = field(factory=Stop)
     state: SyncState = field(factory=SyncState)
     started: float = 0.0
+    rate: Rate = field(factory=Rate)
     is_told: bool = False
     """Whether there is an event that says that it began: there is none for a look that finds everything in place."""
 
@@ -162,6 +164,8 @@ class Core:
 
     def _show(self, run: Run, state: SyncState) -> None:
         run.state = state
+        if state.step == "fetching":
+            run.rate.saw(self.clock.seconds(), state.bytes_read)
         if state.step != "checking" and not run.is_told:
             run.is_told = True
             self.syncs.happened(SYNC_STARTED, f"Sync to {run.assignment} from {run.assignment.url}.")

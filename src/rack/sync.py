@@ -157,5 +157,6 @@ class Synchroniser:
             "generation": run.assignment.generation, "digest": run.assignment.digest, "step": state.step,
             "files": state.files, "files_done": state.files_done, "bytes": state.bytes,
             "bytes_done": state.bytes_done, "bytes_read": state.bytes_read, "current": list(state.current),
+            "rate": run.rate.per_second(self._core.clock.seconds()) if state.step == "fetching" else None,
             "seconds": round(self._core.clock.seconds() - run.started, 1),
         }  # fmt: skip

@@ -13,8 +13,18 @@ from rack.inventory import Inventory
 from rack.renewal import Renewal
 from rack.stop import FAILED
 from rack.sync import Synchroniser
+from rack.systems.describing import Description, describe, validate
 from rpc.arguments import Packed, pack
-from rpc.commands import CancelSync, Command, ListImages, RenewSoon, SyncImages, SyncProgress
+from rpc.commands import (
+    CancelSync,
+    Command,
+    DescribeRelease,
+    ListImages,
+    RenewSoon,
+    SyncImages,
+    SyncProgress,
+    ValidateLicenseKey,
+)
 from rpc.protocol import Link, Responders
 from rpc.responders import Responder
 
@@ -42,6 +52,8 @@ class RackWire:
             SyncImages: self.sync_images,
             SyncProgress: self.sync_progress,
             CancelSync: self.cancel_sync,
+            DescribeRelease: self.describe_release,
+            ValidateLicenseKey: self.validate_license_key,
         }
         if self._renewal is not None:
             table[RenewSoon] = self._renewal.renew_soon
@@ -106,6 +118,29 @@ class RackWire:
     async def cancel_sync(self, link: Link) -> Mapping[str, Any]:
         """Stop the sync under way."""
         return {"cancelled": self._synchroniser.cancel()}
+
+    async def describe_release(self, link: Link, os: str, release: str) -> Mapping[str, Any]:
+        """What is known of a release."""
+        return described(describe(self._synchroniser.inventory.manifest, os, release))
+
+    async def validate_license_key(self, link: Link, os: str, release: str, key: str) -> Mapping[str, Any]:
+        """Whether a license key can be one for a release."""
+        outcome, reason = validate(self._synchroniser.inventory.manifest, os, release, key)
+        return {"outcome": outcome, "reason": reason}
+
+
+def described(description: Description) -> Mapping[str, Any]:
+    """The answer to ``DescribeRelease``."""
+    return {
+        "title": description.title,
+        "system": description.system,
+        "requires_license_key": description.requires_license_key,
+        "uses": [
+            {"arch": image.arch, "subarch": image.subarch, "kflavor": image.kflavor, "label": image.label,
+             "version": image.version, "purposes": list(purposes)}
+            for image, purposes in description.uses
+        ],
+    }  # fmt: skip
 
 
 def resolve(url: str, address: str) -> str:

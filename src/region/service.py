@@ -24,6 +24,7 @@ from twisted.python.failure import Failure
 from region import web
 from region.answers.asking import Asker
 from region.answers.published import PublishedView
+from region.answers.records import Records
 from region.answers.releases import Releases
 from region.api import Api, ApiKeyStore, Authenticator, Parts
 from region.api.operations import Operation
@@ -244,7 +245,7 @@ class RegionService(Service):
         authenticator = Authenticator(keys, reactor)
         keys.listen(authenticator.forget)
         parts = Parts(
-            releases=Releases(asker, view, TimeOfDay()),
+            releases=Releases(asker, view, TimeOfDay(), Records(database)),
             asker=asker,
             published=view,
             racks=registry,

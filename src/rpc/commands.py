@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from twisted.protocols import amp
 
-from rpc.arguments import KIB, Blob, Boolean, Bytes, Integer, Json, Schema, Text
+from rpc.arguments import KIB, MIB, Blob, Boolean, Bytes, Integer, Json, Schema, Text
 
 PROTOCOL_VERSION: Final = 1
 """The version of this table. Peers agree on the highest that both have, when a rack registers."""
@@ -283,9 +283,44 @@ class CancelSync(Command):
     answered_by = RACK
 
 
+class DescribeRelease(Command):
+    """Ask what the rack knows of a release, whether it holds it or not.
+
+    ``title`` is what people call it and ``system`` what they call the operating system: the stream's own words, if it
+    has any, else the rack's. ``requires_license_key`` says whether it must not be installed without a key. ``uses`` is
+    a list with an object for each image of it that is held: ``arch``, ``subarch``, ``kflavor``, ``label``, ``version``,
+    and ``purposes``, a list of what it may be used for (``commissioning``, ``diskless``, ``install``, ``xinstall``).
+    """
+
+    arguments = [(b"os", Text()), (b"release", Text())]
+    response = [
+        (b"title", Text()),
+        (b"system", Text()),
+        (b"requires_license_key", Boolean()),
+        (b"uses", Json(1 * MIB)),
+    ]
+    called_by = REGION
+    answered_by = RACK
+    deadline = 10.0
+
+
+class ValidateLicenseKey(Command):
+    """Ask whether ``key`` can be a license key for a release.
+
+    ``outcome`` is ``valid``, ``invalid`` or ``not-needed`` (the release needs no key); ``reason`` says why, in a
+    sentence that does not have the key in it, and is empty if it is valid.
+    """
+
+    arguments = [(b"os", Text()), (b"release", Text()), (b"key", Text())]
+    response = [(b"outcome", Text()), (b"reason", Text())]
+    called_by = REGION
+    answered_by = RACK
+    deadline = 10.0
+
+
 COMMANDS: Final[tuple[type[Command], ...]] = (
     Ping, Enroll, Endpoints, Register, Renew, Renewed, RenewSoon, ReportInventory, SendEvents, ListImages, SyncImages,
-    SyncProgress, CancelSync,
+    SyncProgress, CancelSync, DescribeRelease, ValidateLicenseKey,
 )  # fmt: skip
 
 BY_NAME: Final[dict[bytes, type[Command]]] = {command.commandName: command for command in COMMANDS}

@@ -35,6 +35,9 @@ KNOWN_FTYPES: Final = LOADER_FTYPES | ROOT_FTYPES | BOOT_FTYPES | OTHER_FTYPES
 """The simplestreams ``ftype`` vocabulary of the field. An unknown one is kept and reported, never dropped."""
 
 
+_TRUTHS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
 class InvalidManifest(ValueError):
     """A manifest, image or file does not have the shape or the values that it must have; the text says which."""
 
@@ -161,6 +164,11 @@ class Image:
     def attribute(self, name: str, default: str = "") -> str:
         """The text of the product attribute ``name``, or ``default``."""
         return dict(self.attributes).get(name, default)
+
+    @property
+    def requires_license_key(self) -> bool | None:
+        """Whether the stream says that it must not be installed without a license key; None if it does not say."""
+        return _TRUTHS.get(self.attribute("requires_license_key").strip().lower())
 
     @property
     def identity(self) -> tuple[ImageKey, str, tuple[tuple[str, str], ...]]:

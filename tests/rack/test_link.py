@@ -19,11 +19,13 @@ from rack.link import REPEAT_SECONDS, REPORT_SECONDS, RegionLinks
 from rack.wire import resolve
 from rpc.commands import (
     CancelSync,
+    DescribeRelease,
     ListImages,
     Register,
     ReportInventory,
     SyncImages,
     SyncProgress,
+    ValidateLicenseKey,
     VersionMismatch,
 )
 from rpc.manifest import Manifest, parse_manifest
@@ -178,6 +180,20 @@ class TestAnswers(LinkTestCase):
             self.assertIn(said, answer["reason"])
         self.assertEqual(self.answer(ListImages, known_digest="")["state"], "empty")
         self.assertEqual(self.rack.region.requests, [])
+
+    def test_a_release_is_described_and_a_license_key_judged(self) -> None:
+        self.answer(SyncImages, **self.publish(5, FIRST))
+        described = self.answer(DescribeRelease, os="ubuntu", release="noble")
+        self.assertEqual(
+            (described["title"], described["system"], described["requires_license_key"]), ("24.04 LTS", "Ubuntu", False)
+        )
+        self.assertEqual(described["uses"][0]["purposes"], ["commissioning", "diskless", "xinstall"])
+        self.assertEqual(described["uses"][0]["version"], "20260101")
+        key = "AAAAA-BBBBB-CCCCC-DDDDD-12345"
+        answer = self.answer(ValidateLicenseKey, os="windows", release="win2022", key=key)
+        self.assertEqual(answer, {"outcome": "valid", "reason": ""})
+        answer = self.answer(ValidateLicenseKey, os="ubuntu", release="noble", key=key)
+        self.assertEqual(answer["outcome"], "not-needed")
 
     def test_progress_is_told_while_there_is_any_and_a_sync_can_be_cancelled(self) -> None:
         self.assertEqual(self.answer(SyncProgress), {"progress": {}})

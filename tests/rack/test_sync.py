@@ -293,6 +293,7 @@ class TestOneSync(SyncTestCase):
         self.request(self.rack.region.publish(5, FIRST))
         status = self.rack.synchroniser.status
         self.assertEqual((status.state, status.progress["step"]), ("syncing", "manifest"))
+        self.assertIsNone(status.progress["rate"])
         self.rack.region.release()
         self.rack.region.hold()
         ended = self.request(self.rack.region.publish(6, SECOND))
@@ -301,7 +302,7 @@ class TestOneSync(SyncTestCase):
         self.clock.advance(2)
         progress = self.rack.synchroniser.status.progress
         self.assertEqual((progress["generation"], progress["step"], progress["seconds"]), (6, "fetching", 2.0))
-        self.assertEqual((progress["files"], progress["files_done"]), (6, 0))
+        self.assertEqual((progress["files"], progress["files_done"], progress["rate"]), (6, 0, 0))
         self.assertEqual(len(progress["current"]), 1)
         self.assertIn("boot-", progress["current"][0])
         self.rack.region.release()

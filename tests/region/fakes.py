@@ -10,6 +10,7 @@ from attrs import define, evolve, field, frozen
 from twisted.internet.defer import Deferred
 
 from region.answers.combine import Catalogue
+from region.answers.past import Kernel, Past, Step
 from region.api.keys import ApiKey
 from region.processes import Connection, Connections
 from region.racks import RackRefused
@@ -187,6 +188,46 @@ class Generations:
             generation.number: frozenset((image.os, image.release, image.arch) for image in generation.manifest.images)
             for generation in self.published
         }
+
+
+class Records:
+    """What became of the releases of ``generations``, each of which was published an hour after the one before.
+
+    ``reasons`` says why a generation changed what it did; ``kept`` what it kept all the same, by the image's version.
+    """
+
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+        self.reasons: dict[int, str] = {}
+        self.kept: dict[int, str] = {}
+        self.error: Exception | None = None
+
+    async def past(self, os: str, release: str, current: int | None) -> Past:
+        if self.error is not None:
+            raise self.error
+        steps: list[Step] = []
+        listed: dict[int, frozenset[Kernel]] = {}
+        before: Mapping[Kernel, str] = {}
+        for generation in self._generations.published:
+            number = generation.number
+            if current is None or number > current:
+                continue
+            now = {
+                Kernel.of(image): image.version
+                for image in generation.manifest.images
+                if (image.os, image.release) == (os, release)
+            }
+            listed[number] = frozenset(now)
+            at, reason = EPOCH + 3600.0 * number, self.reasons.get(number, "as upstream has it")
+            for kernel in sorted({*now, *before}):
+                kind = "added" if kernel not in before else "changed" if kernel in now else "removed"
+                if kind != "changed" or now[kernel] != before[kernel]:
+                    version = now.get(kernel) or before[kernel]
+                    steps.append(Step(number, at, kind, kernel, version, reason))
+                elif number in self.kept:
+                    steps.append(Step(number, at, "kept", kernel, now[kernel], self.kept[number]))
+            before = now
+        return Past(tuple(steps), listed)
 
 
 async def ask_each(

@@ -26,7 +26,7 @@ from region.api import Api, Authenticator
 from region.api.releases import STATUS
 from rpc.outcomes import Failed, NotConnected, Outcome, TimedOut
 from tests.region.api_parts import parts_of
-from tests.region.fakes import EPOCH, Generations, Keys, Racks, ask_each
+from tests.region.fakes import EPOCH, Generations, Keys, Racks, Records, ask_each
 from tests.region.inventories import catalogue
 from tests.region.web import Connection, Response
 
@@ -123,8 +123,8 @@ class Region:
         view = PublishedView(cast(Any, generations))
         asker = Asker(self.racks, self.clock, published=view.catalogue, expected=view.current_digest, ask_all=ask_each)
         parts = parts_of(
-            releases=Releases(asker, view, self.clock), asker=asker, published=view, racks=self.racks,
-            generations=cast(Any, generations),
+            releases=Releases(asker, view, self.clock, Records(generations)), asker=asker, published=view,
+            racks=self.racks, generations=cast(Any, generations),
         )  # fmt: skip
         self.resource = Api(parts, Authenticator(Keys(), self.clock)).resource()
         for rack in world.racks:
@@ -293,6 +293,17 @@ class WholePath(SynchronousTestCase):
                     else:
                         self.assertEqual(row["holds"], None if target in world.may_hold(rack) else False)
                         self.assertNotEqual(row["reason"], "")
+                    beginning = {True: "Holds ", False: "Does not hold it", None: "Does not answer: "}
+                    silent = row["outcome"] != "answered"
+                    self.assertTrue(row["says"].startswith(beginning[None if silent else row["holds"]]), row["says"])
+
+    @modestly
+    @given(worlds(), some_policy)
+    def test_asking_for_the_only_kernel_there_is_is_asking_for_the_release(self, world, policy) -> None:
+        region = Region(world)
+        for target in [*TARGETS, UNHEARD_OF]:
+            response = region.get(f"releases/{target.name}/?arch={target.arch}&policy={policy}&kernel=generic")
+            self.assertEqual(response.status, region.of(target, policy).status, response.text)
 
     def test_each_state_is_reached_and_named_in_the_answer(self) -> None:
         x = frozenset(TARGETS[:1])

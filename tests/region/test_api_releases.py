@@ -19,7 +19,7 @@ from region.database import DatabaseUnavailable
 from rpc.manifest import Manifest
 from rpc.outcomes import Failed, TimedOut
 from tests.region.api_parts import parts_of
-from tests.region.fakes import EPOCH, Generations, Keys, Racks, ask_each
+from tests.region.fakes import EPOCH, Generations, Keys, Racks, Records, ask_each
 from tests.region.inventories import BOOKWORM, FOCAL, NOBLE, NOBLE_ARM, catalogue, image, loader
 from tests.region.web import Connection, Response, form
 
@@ -32,10 +32,11 @@ class ReleasesTestCase(SynchronousTestCase):
         self.clock.advance(EPOCH)
         self.racks = Racks()
         self.generations = Generations()
+        self.records = Records(self.generations)
         view = PublishedView(cast(Any, self.generations))
         asker = Asker(self.racks, self.clock, published=view.catalogue, expected=view.current_digest, ask_all=ask_each)
         self.parts = parts_of(
-            releases=Releases(asker, view, self.clock),
+            releases=Releases(asker, view, self.clock, self.records),
             asker=asker,
             published=view,
             racks=self.racks,
@@ -222,6 +223,11 @@ class Why(ReleasesTestCase):
         ):  # fmt: skip
             response = self.get(f"releases/?{query}")
             self.assertEqual((response.status, response.json), (400, expected))
+        response = self.get("releases/noble/?kernel=a%20b")
+        self.assertEqual(
+            (response.status, response.json),
+            (400, {"kernel": ["'a b' is not a kernel: give one such as 'hwe-24.04'."]}),
+        )
 
     def test_a_rack_that_is_asked_about_while_none_is_enrolled_is_no_error_of_the_client(self) -> None:
         self.publish(NOBLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from attrs import define, evolve, frozen
@@ -29,6 +30,7 @@ class Info:
     generation: int | None = None
     digest: str | None = None
     progress: Mapping[str, Any] = {}
+    reported: datetime | None = None
 
 
 @define

@@ -158,6 +158,26 @@ class TestWhy(CommandCase):
         self.assertEqual(" ".join(rows[0].split()), "r1 no 3 syncing 2 behind, 5.0 MB of 10 MB")
         self.assertEqual(" ".join(rows[1].split()), "r2 not known 2 unknown it is not connected since noon")
 
+    def test_what_the_region_says_of_it_and_of_each_rack_is_shown(self):
+        row = RACK | {"holds": False, "versions": [], "in_step": False, "says": "Does not hold it yet: it is slow."}
+        one = architecture("amd64", "arriving") | {
+            "racks": [row], "published": "Version 1 is published since noon.", "went": "Version 0 went at night.",
+        }  # fmt: skip
+        document = listing() | release("ubuntu/noble", "arriving", one) | {"kernel": "hwe-24.04"}
+        self.region.answers["GET", "releases/ubuntu/noble/"] = Told(document, 409)
+        status, output, _ = self.stanchion("why", "ubuntu/noble", "--kernel", "hwe-24.04", "--arch", "amd64")
+        self.assertEqual(status, 1)
+        self.assertEqual(self.region.seen[0].query, {"arch": ["amd64"], "kernel": ["hwe-24.04"]})
+        lines = output.splitlines()
+        self.assertIn("ubuntu/noble (A title) with kernel hwe-24.04: arriving.", lines[0])
+        self.assertEqual(lines[3:5], ["Version 1 is published since noon.", "Version 0 went at night."])
+        self.assertTrue(lines[-1].endswith("Does not hold it yet: it is slow."), lines[-1])
+
+    def test_a_kernel_that_is_not_known_is_a_certain_no(self):
+        message = "'x' is not a valid kernel.  It should be one of: 'ga-24.04'."
+        self.region.answers["GET", "releases/ubuntu/noble/"] = Told({"kernel": [message]}, 400)
+        self.assertEqual(self.stanchion("why", "ubuntu/noble", "--kernel", "x"), (1, message + "\n", ""))
+
     def test_a_release_that_is_not_known_is_a_certain_no_with_the_choices(self):
         message = "'x' is not a valid distro_series.  It should be one of: 'ubuntu/noble'."
         self.region.answers["GET", "releases/ubuntu/x/"] = Told({"distro_series": [message]}, 400)

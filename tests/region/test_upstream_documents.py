@@ -352,6 +352,17 @@ class BadDocumentTests(ProductsCase):
 class GoodProductTests(ProductsCase):
     """What a document offers, as images."""
 
+    def test_that_a_license_key_is_needed_is_kept_whether_it_is_said_as_a_text_or_as_a_truth_value(self) -> None:
+        for said, text, needed in ((True, "True", True), (False, "False", False), ("true", "true", True),
+                                   ("perhaps", "perhaps", None), (None, None, None), (3, "3", None)):  # fmt: skip
+            for of in ("product", "version"):
+                self.setUp()
+                product = self.stream.documents[IMAGES]["products"][self.name]
+                (product if of == "product" else product["versions"]["20260101"])["requires_license_key"] = said
+                [offer] = self.read().images
+                self.assertEqual(dict(offer.image.attributes).get("requires_license_key"), text)
+                self.assertIs(offer.image.requires_license_key, needed)
+
     def test_an_image_has_everything_upstream_says_of_it(self) -> None:
         self.stream.item("boot-kernel").update(kpackage="linux-generic", md5="x", sha512="y")
         [offer] = self.read().images

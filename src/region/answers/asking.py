@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -50,7 +51,8 @@ OUTCOMES: Final[Mapping[type, str]] = {
 
 
 class RackInfo(Protocol):
-    """What is known of an enrolled rack without asking it; ``progress`` is of a sync under way, for display."""
+    """What is known of an enrolled rack without asking it; ``progress`` is of a sync under way or one that failed, for
+    display, and ``reported`` when it said that."""
 
     @property
     def name(self) -> str: ...
@@ -60,6 +62,8 @@ class RackInfo(Protocol):
     def digest(self) -> str | None: ...
     @property
     def progress(self) -> Mapping[str, Any]: ...
+    @property
+    def reported(self) -> datetime | None: ...
 
 
 class IRackLinks(Protocol):
@@ -313,6 +317,8 @@ class Asker:
             last_targets=memory.catalogue.targets if memory.catalogue is not None else _NO_TARGETS,
             since=memory.silent_since,
             progress=tuple(sorted(rack.progress.items())),
+            reported=rack.reported.timestamp() if rack.reported is not None else None,
+            last_catalogue=memory.catalogue,
         )
         return memory.answer
 

@@ -63,6 +63,8 @@ RETRY_AFTER: Final[Mapping[State, int]] = {
 }
 """Seconds after which asking again may give another answer; the other states have none."""
 
+_A_YEAR: Final = 366 * 86400.0
+
 
 @frozen(eq=False)
 class Catalogue:
@@ -120,8 +122,9 @@ class RackAnswer:
     """How asking one rack ended, and what was known of it before.
 
     ``last_generation`` is the generation that it last said it holds (None: it never said), ``last_targets`` what it
-    held when it last answered, ``since`` when it was first found silent (seconds since the epoch), ``progress`` what
-    it last reported of a sync under way.
+    held when it last answered, and in ``last_catalogue`` with all its images; ``since`` when it was first found silent,
+    ``reported`` when it last reported (both seconds since the epoch), and ``progress`` what it reported then of a sync
+    under way or one that failed.
     """
 
     rack: str
@@ -131,6 +134,8 @@ class RackAnswer:
     last_targets: Collection[Target] = frozenset()
     since: float | None = None
     progress: tuple[tuple[str, object], ...] = ()
+    reported: float | None = None
+    last_catalogue: Catalogue | None = field(default=None, repr=False)
 
     @property
     def held(self) -> Held | None:
@@ -144,14 +149,22 @@ class RackAnswer:
             return self.outcome.since
         return None if self.held else self.since
 
+    @property
+    def next_try(self) -> float | None:
+        """When it tries again what failed (seconds since the epoch), if it has reported that."""
+        seconds = dict(self.progress).get("next_try_seconds")
+        if self.reported is None or not isinstance(seconds, int | float) or not 0 <= seconds <= _A_YEAR:
+            return None
+        return self.reported + seconds
+
     @cached_property
     def fingerprint(self) -> Hashable:
         """Equal for answers that say the same, however long they took."""
         if (held := self.held) is not None:
-            said: Hashable = (held.state, held.generation, held.catalogue.digest)
+            said: Hashable = (held.state, held.generation, held.catalogue.digest, self.next_try)
         else:
             failed = self.outcome if not isinstance(self.outcome, Failed) else (self.outcome.kind, self.outcome.reason)
-            said = (failed, self.last_generation, frozenset(self.last_targets), self.silent_since)
+            said = (failed, self.last_generation, frozenset(self.last_targets), self.silent_since, self.reported)
         return self.rack, self.name, said, repr(self.progress)
 
 

@@ -15,6 +15,8 @@ from attrs import frozen
 
 from region.answers import wording
 from region.answers.combine import Answer, Answers, Published, RackAnswer, Target, overall
+from region.answers.past import Past, departures, document_of, origins, told_gone, told_published
+from region.answers.standing import failing, fetching, standing
 from rpc.manifest import Image
 from rpc.outcomes import Answered, Failed, NotConnected, TimedOut
 
@@ -74,21 +76,47 @@ def releases(answers: Answers, arch: str | None, today: date) -> Document:
     }
 
 
-def why(answers: Answers, os: str, release: str, arch: str | None, today: date) -> Document:
-    """Why a release can be deployed or not: for each architecture the state, and rack by rack what it rests on."""
+def why(
+    answers: Answers, os: str, release: str, arch: str | None, kernel: str | None, past: Past | None, today: date
+) -> Document:
+    """Why a release can be deployed or not: for each architecture the state, where its images come from or when they
+    went, and rack by rack what it rests on.
+
+    :param kernel: if given, what ``answers`` are narrowed to.
+    :param past: what became of the release; None if that cannot be read at the moment.
+    """
     found = answers.for_release(os, release, arch)
     best = overall(found)
     facts = {answer.target: _facts(answers, answer) for answer in found}
     document = envelope(answers.published, answers.policy.value)
     document |= release_entry(os, release, [fact for each in facts.values() for fact in each], today)
     document |= {"state": best.state.value, "reason": best.reason, "retry_after": best.retry_after}
+    document["kernel"] = kernel
     document["architectures"] = [
         architecture_entry(answer.target.arch, facts[answer.target])
         | _sides(answer)
+        | _provenance(answer.target, answers.published, kernel, past)
         | {"racks": [_rack_row(rack, answer, answers.published) for rack in answers.racks]}
         for answer in found
     ]
     return document
+
+
+def _provenance(target: Target, published: Published, kernel: str | None, past: Past | None) -> Document:
+    """Where a target's published images come from, and what was published once and is not any more."""
+    images = published.catalogue.targets.get(target, ())
+    found = origins(images, past or Past(), published.number)
+    gone = [
+        step
+        for step in departures(target.arch, images, past or Past())
+        if kernel is None or step.kernel.is_called(kernel)
+    ]
+    return {
+        "images": [document_of(origin) for origin in found],
+        "published": told_published(found, published, past is not None),
+        "gone": [step.document for step in gone],
+        "went": told_gone(gone),
+    }
 
 
 def envelope(published: Published, policy: str) -> Document:
@@ -137,6 +165,9 @@ def rack_entry(rack: RackAnswer, published: Published) -> Document:
         "behind": sum(number > (generation or 0) for number in published.listed),
         "in_step": held is not None and held.catalogue.digest == published.catalogue.digest,
         "progress": dict(rack.progress),
+        "reported": wording.when(rack.reported) if rack.reported is not None else None,
+        "fetching": under_way.document if (under_way := fetching(rack)) is not None else None,
+        "failing": failed.document if (failed := failing(rack)) is not None else None,
     }
 
 
@@ -174,6 +205,7 @@ def _rack_row(rack: RackAnswer, answer: Answer, published: Published) -> Documen
     else:
         row["holds"] = None if rack.rack in answer.silent else False
         row["versions"] = []
+    row["says"] = standing(rack, answer.target, published, row["holds"] is None)
     return row
 
 

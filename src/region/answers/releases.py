@@ -11,17 +11,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, date, datetime
 from itertools import groupby
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from attrs import frozen
+from twisted.logger import Logger
 
-from region.answers import documents
+from region.answers import documents, narrowing
 from region.answers.asking import Asker
 from region.answers.combine import Answers, Policy, Published, Target, combine
+from region.answers.past import Past
 from region.answers.published import PublishedView
+from region.database import DatabaseUnavailable
 from rpc.steady import ITimeOfDay
 
 T = TypeVar("T")
+log = Logger()
 
 REMEMBERED: Final = 16
 """How many different combined answers are kept."""
@@ -69,14 +73,24 @@ class _Kept(Generic[T]):
         return value
 
 
+class IRecords(Protocol):
+    """Where it is read what became of a release; :class:`region.answers.records.Records` is one."""
+
+    async def past(self, os: str, release: str, current: int | None) -> Past:
+        """What generations up to ``current`` said of a release; DatabaseUnavailable if that cannot be read."""
+
+
 class Releases:
     """Answers questions about releases."""
 
-    def __init__(self, asker: Asker, published: PublishedView, clock: ITimeOfDay) -> None:
+    def __init__(self, asker: Asker, published: PublishedView, clock: ITimeOfDay, records: IRecords) -> None:
+        self._records = records
         self._asker = asker
         self._published = published
         self._clock = clock
         self._answers: _Kept[Answers] = _Kept(REMEMBERED, lambda answers: 1)
+        # Answers are kept beside what was made of them, so no others can have their id.
+        self._narrowed: _Kept[tuple[Answers, Answers]] = _Kept(REMEMBERED, lambda kept: 1)
         self._documents: _Kept[tuple[Answers, bytes]] = _Kept(REMEMBERED_BYTES, lambda kept: len(kept[1]))
 
     async def answers(self, question: Question) -> Answers:
@@ -103,13 +117,31 @@ class Releases:
         """The list of releases as JSON: the same bytes for the same answers, on the same day."""
         return self._written(documents.releases, answers, arch)
 
-    def why(self, answers: Answers, os: str, release: str, arch: str | None) -> bytes:
-        """Why a release can be deployed or not, as JSON: the same bytes for the same answers, on the same day."""
-        return self._written(documents.why, answers, os, release, arch)
+    async def past(self, os: str, release: str, published: Published) -> Past | None:
+        """What became of a release; None, and a line in the log, if that cannot be read at the moment."""
+        try:
+            return await self._records.past(os, release, published.number)
+        except DatabaseUnavailable as error:
+            # What can be deployed is known all the same, and is what matters.
+            log.warn(
+                "What became of {os}/{release} cannot be read: {reason}", os=os, release=release, reason=str(error)
+            )
+            return None
 
-    def _written(self, write: Callable[..., documents.Document], answers: Answers, *arguments: str | None) -> bytes:
+    def for_kernel(self, answers: Answers, os: str, release: str, kernel: str, past: Past | None) -> Answers:
+        """The answers for one kernel of a release; see :func:`region.answers.narrowing.narrowed`."""
+        key = ("kernel", id(answers), os, release, kernel, past)
+        kept = self._narrowed.get(key, lambda: (answers, narrowing.narrowed(answers, os, release, kernel, past)))
+        return kept[1]
+
+    def why(
+        self, answers: Answers, os: str, release: str, arch: str | None, kernel: str | None, past: Past | None
+    ) -> bytes:
+        """Why a release can be deployed or not, as JSON: the same bytes for the same answers, on the same day."""
+        return self._written(documents.why, answers, os, release, arch, kernel, past)
+
+    def _written(self, write: Callable[..., documents.Document], answers: Answers, *arguments: Hashable) -> bytes:
         today = self.today()
-        # Answers are kept beside what was made of them, so no others can have their id.
         key = (id(answers), write.__name__, arguments, today)
         return self._documents.get(key, lambda: (answers, encode(write(answers, *arguments, today))))[1]
 

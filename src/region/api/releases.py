@@ -8,7 +8,9 @@ from typing import Final
 from prometheus_client import Counter
 from twisted.logger import Logger
 
-from region.answers.combine import RETRY_AFTER, Answer, Answers, Policy, State, Target, overall
+from region.answers.combine import OFFERED, RETRY_AFTER, Answer, Answers, Policy, State, Target, overall
+from region.answers.narrowing import kernels_of
+from region.answers.past import Past, departures, told_gone
 from region.answers.releases import Question, UnknownRack
 from region.api.operations import Call, Invalid, Parameter, Reply, invalid_choice
 from region.api.parts import Parts
@@ -37,6 +39,13 @@ PARAMETERS = (
     Parameter("policy", "How many of the racks must hold a release.", choices=tuple(policy.value for policy in Policy)),
 )
 
+RELEASE_PARAMETERS = (
+    PARAMETERS[0],
+    Parameter("kernel", "Only images of this kernel (subarchitecture), as hwe-24.04 or ga-24.04-lowlatency."),
+    *PARAMETERS[1:],
+)
+
+_KERNEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
 _ARCH: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})(/generic)?\Z")
 
 
@@ -63,14 +72,43 @@ async def read_release(parts: Parts, call: Call) -> Reply:
     if len(meant) > 1:
         raise invalid_choice("distro_series", name, meant)
     os, _, release = (meant[0] if meant else f"/{name}").partition("/")
+    past = await parts.releases.past(os, release, answers.published)
     best = overall(answers.for_release(os, release, question.arch))
-    ANSWERS.labels(best.state.value).inc()
     if best.state is State.UNKNOWN:
-        raise _unknown(answers, name, question.arch)
+        ANSWERS.labels(best.state.value).inc()
+        raise _unknown(answers, name, question.arch, past)
+    kernel = call.values.get("kernel")
+    if kernel is not None:
+        answers = _for_kernel(parts, answers, Target(os, release, question.arch or ""), kernel, past)
+        best = overall(answers.for_release(os, release, question.arch))
+    ANSWERS.labels(best.state.value).inc()
     if best.state is not State.DEPLOYABLE:
-        _log_open(name, best, call)
-    body = parts.releases.why(answers, os, release, question.arch)
+        _log_open(name if kernel is None else f"{name} with kernel {kernel}", best, call)
+    body = parts.releases.why(answers, os, release, question.arch, kernel, past)
     return Reply(body, STATUS[best.state], headers=_retry(best.state))
+
+
+def _for_kernel(parts: Parts, answers: Answers, target: Target, kernel: str, past: Past | None) -> Answers:
+    """The answers for one kernel of a release that is not unknown.
+
+    :raises Invalid: if no rack can hold it, with those that can be asked for.
+    """
+    os, release, arch = target
+    if not _KERNEL.match(kernel):
+        raise Invalid({"kernel": [f"'{kernel}' is not a kernel: give one such as 'hwe-24.04'."]})
+
+    def best(name: str) -> Answer:
+        only = parts.releases.for_kernel(answers, os, release, name, past)
+        return overall(only.for_release(os, release, arch or None))
+
+    if best(kernel).state in OFFERED or overall(answers.for_release(os, release, arch or None)).state not in OFFERED:
+        return parts.releases.for_kernel(answers, os, release, kernel, past)
+    ANSWERS.labels(State.UNKNOWN.value).inc()
+    offered = [name for name in kernels_of(answers, os, release, arch or None, past) if best(name).state in OFFERED]
+    if offered:
+        raise invalid_choice("kernel", kernel, offered)
+    reason = "no kernel of it is published any more, and none is held by all that have to"
+    raise Invalid({"kernel": [f"'{kernel}' cannot be had on these racks, nor can any other: {reason}."]})
 
 
 async def _answers(parts: Parts, question: Question, call: Call) -> Answers:
@@ -104,14 +142,17 @@ def _racks(listed: str | None) -> frozenset[str]:
     return frozenset(names)
 
 
-def _unknown(answers: Answers, name: str, arch: str | None) -> Invalid:
-    """400, with what there is instead: never nothing, for then the state is another."""
+def _unknown(answers: Answers, name: str, arch: str | None, past: Past | None) -> Invalid:
+    """400, with what there is instead (never nothing, for then the state is another) and, if it was there once, when
+    and why it went."""
     offered = sorted({target.name for target in answers.choices if arch in (None, target.arch)})
     if not offered:
         # The release is not to blame: there is nothing at all for this architecture.
         arches = sorted({target.arch for target in answers.choices})
         return invalid_choice("architecture", arch or "", arches)
-    return invalid_choice("distro_series", name, offered)
+    refused = invalid_choice("distro_series", name, offered)
+    went = told_gone(departures(arch or "", (), past or Past()))
+    return Invalid({"distro_series": [*refused.messages["distro_series"], went]}) if went else refused
 
 
 def _retry(state: State) -> dict[str, str]:

@@ -49,7 +49,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", "/releases/{os}/{release}/", "Release", "read", releases.read_release,
         "Why a release can be deployed, or not, rack by rack. The racks are asked now.",
-        parameters=releases.PARAMETERS,
+        parameters=releases.RELEASE_PARAMETERS,
         answers={
             200: "It can be deployed.",
             400: "No generation that any rack may hold lists it: `distro_series` says what there is instead.",
@@ -61,7 +61,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", "/releases/{release}/", "ReleaseByName", "read", releases.read_release,
         "The same, for a bare release name such as `noble`, where it is unambiguous.",
-        parameters=releases.PARAMETERS,
+        parameters=releases.RELEASE_PARAMETERS,
         answers={
             200: "It can be deployed.", 400: "There is none, or more than one: `distro_series` says what there is.",
             409: "It is published and on its way. With `Retry-After`.", 503: "It cannot be told. With `Retry-After`.",

@@ -102,15 +102,21 @@ examples:
         _later("answers", "why"),
         "Why a release can or cannot be deployed, rack by rack.",
         epilog="""\
+For each architecture: with which generation its images came, since when and from which source, or when and why they
+went; and for each rack, whether it holds it, fetches it (how much of how much, how fast), could not (why, and when it
+tries again), or does not answer (since when, and what was last known of it).
+
 exit status: 0 deployable, 1 not (arriving or unknown), 3 not known at the moment.
 
 examples:
   stanchion why ubuntu/noble
   stanchion why ubuntu/noble --arch amd64 --rack rack-2
+  stanchion why ubuntu/noble --arch amd64 --kernel hwe-24.04
   until stanchion why ubuntu/noble --arch amd64; do sleep 10; done""",
         parents=[connection],
     )
     parser.add_argument("release", metavar="OS/RELEASE", help="such as ubuntu/noble")
+    parser.add_argument("--kernel", metavar="KERNEL", help="only this kernel (subarchitecture), such as hwe-24.04")
     _which(parser)
     parser = command(
         subparsers,

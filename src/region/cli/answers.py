@@ -113,11 +113,13 @@ def _refused(arguments: argparse.Namespace, document: Document) -> int:
     else:
         for messages in document.values():
             write(safe(" ".join(map(str, messages)) if isinstance(messages, list) else str(messages)))
-    return Status.NO if document.keys() <= {"distro_series", "architecture"} else Status.USAGE
+    return Status.NO if document.keys() <= {"distro_series", "architecture", "kernel"} else Status.USAGE
 
 
 def _show_why(document: Document) -> None:
     title = safe(f"{document['name']} ({document['title']})" if document["title"] else document["name"])
+    if document.get("kernel"):
+        title += f" with kernel {safe(document['kernel'])}"
     write(f"{title}: {painted(document['state'])}. {safe(document['reason'])}")
     if document.get("retry_after"):
         write(f"Ask again in {document['retry_after']} s.")
@@ -127,6 +129,9 @@ def _show_why(document: Document) -> None:
         name = one["arch"] or "any architecture"
         version = f", version {one['version']}, {size(one['size'])}" if one.get("version") else ""
         write(f"\n{safe(name)}: {painted(one['state'])}{safe(version)}. {safe(one['reason'])}")
+        for told in (one.get("published"), one.get("went")):
+            if told:
+                write(safe(told))
         rows = [
             (
                 rack["name"],
@@ -134,7 +139,7 @@ def _show_why(document: Document) -> None:
                 " ".join(rack["versions"]),
                 "" if rack["generation"] is None else rack["generation"],
                 rack["state"],
-                rack["reason"] or _behind(rack),
+                safe(rack.get("says") or rack["reason"] or _behind(rack)),
             )
             for rack in one["racks"]
         ]
@@ -153,9 +158,9 @@ def _behind(rack: Document) -> str:
 
 def _sync_progress(progress: Document) -> str:
     """What a rack reports of its sync, in a few words."""
-    done, total = progress.get("bytes_done"), progress.get("bytes")
+    done, total, rate = progress.get("bytes_done"), progress.get("bytes"), progress.get("rate")
     if isinstance(done, int) and isinstance(total, int) and total:
-        return f"{size(done)} of {size(total)}"
+        return f"{size(done)} of {size(total)}" + (f", {size(rate)}/s" if isinstance(rate, int) else "")
     return str(progress.get("reason") or progress.get("step") or "")
 
 

@@ -170,9 +170,10 @@ def start_import(client: Client) -> int:
 def ask(client: Client, path: str, arguments: argparse.Namespace | None = None) -> Any:
     """The document at ``path`` of ``releases/``, also when its status says "not now" (409, 503): it says why.
 
-    :param arguments: of a command with ``--arch``, ``--rack`` and ``--policy``.
+    :param arguments: of a command with ``--arch``, ``--rack`` and ``--policy``, and perhaps ``--kernel``.
     """
-    query = {} if arguments is None else {name: getattr(arguments, name) for name in ("arch", "rack", "policy")}
+    names = ("arch", "rack", "policy", "kernel")
+    query = {} if arguments is None else {name: getattr(arguments, name, None) for name in names}
     try:
         return client.get(path, **query)
     except Refused as error:
