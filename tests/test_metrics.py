@@ -67,6 +67,7 @@ class FakeGenerations:
 
 class FakeBlobs:
     looked = 0
+    damaged: Mapping[str, object] = {"x": "it is wrong"}
 
     def total_bytes(self) -> int:
         self.looked += 1

@@ -66,7 +66,7 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "RegionMetrics.refresh",
         "DatabaseUnavailable, Error, TimeoutError",
     ): "said once, when it begins; the metrics are absent meanwhile",
-    ("src/rpc/blobs.py", "BlobStore.total_bytes", "FileNotFoundError"): "it was removed meanwhile, and counts no more",
+    ("src/rpc/blobs.py", "BlobStore.sizes", "FileNotFoundError"): "it was removed meanwhile, and counts no more",
     (
         "src/rpc/certificates.py",
         "is_issued_by",

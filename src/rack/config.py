@@ -51,6 +51,15 @@ class SyncConfig:
 
 
 @frozen
+class VerifyConfig:
+    """How all files on the disk are hashed again in the background: at most ``rate_mib_per_second``, beginning every
+    ``interval_days``; 0 only when somebody asks."""
+
+    rate_mib_per_second: float = field(default=16.0, validator=between(0.01, 100_000))
+    interval_days: float = field(default=7.0, validator=between(0, 3650))
+
+
+@frozen
 class MetricsConfig:
     """Where the rack's numbers can be read (``/metrics``, over plain HTTP). ``port`` 0: nowhere."""
 
@@ -65,6 +74,7 @@ class RackConfig:
     state_directory: Path = field(default=Path("/var/lib/stanchion/rack"))
     regions: tuple[str, ...] = field(default=(), validator=_ADDRESSES)
     sync: SyncConfig = SyncConfig()
+    verify: VerifyConfig = VerifyConfig()
     metrics: MetricsConfig = MetricsConfig()
 
     @property
@@ -76,6 +86,11 @@ class RackConfig:
     def images_directory(self) -> Path:
         """Where the snapshots and the cached blobs are; all of it on one file system."""
         return self.state_directory / "images"
+
+    @property
+    def verify_request_file(self) -> Path:
+        """What ``stanchion rack verify`` writes for the rack that runs."""
+        return self.state_directory / "verify.request"
 
     @property
     def events_directory(self) -> Path:

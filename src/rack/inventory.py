@@ -6,11 +6,12 @@ there and is not is named beside it, and makes its digest differ from that of th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from attrs import field, frozen
 
-from rpc.manifest import EMPTY, ImageKey, Manifest
+from rpc.manifest import EMPTY, Image, ImageFile, ImageKey, Manifest
 
 NO_GENERATION: Final = -1
 """What stands on the wire for "no generation"."""
@@ -55,6 +56,29 @@ class Inventory:
     def holds(self, generation: int, digest: str) -> bool:
         """Whether this is all of the generation with that number and digest."""
         return self.is_whole and (self.generation, self.digest) == (generation, digest)
+
+    def without(self, sha256: str, reason: str) -> Inventory:
+        """The same when the content ``sha256`` is not right any more: no image that needs it is held."""
+        known = {(damage.image, damage.file) for damage in self.damaged}
+        lost = [
+            Damage(image.key, file.name, sha256, reason)
+            for image in self.listed.images
+            for file in image.files
+            if file.sha256 == sha256 and (image.key, file.name) not in known
+        ]
+        if not lost:
+            return self
+        order = {(image.key, file.name): place for place, (image, file) in enumerate(_files_of(self.listed))}
+        damaged = sorted((*self.damaged, *lost), key=lambda damage: order.get((damage.image, damage.file), -1))
+        held = self.manifest.by_key.keys() - {damage.image for damage in lost}
+        return Inventory(self.generation, self.listed, self.listed.only(held), tuple(damaged))
+
+
+def _files_of(manifest: Manifest) -> Iterator[tuple[Image, ImageFile]]:
+    """Every file of every image, in order."""
+    for image in manifest.images:
+        for file in image.files:
+            yield image, file
 
 
 NOTHING: Final = Inventory(NO_GENERATION, EMPTY, EMPTY)

@@ -30,6 +30,9 @@ SYNCS: Final = Counter(
     ["outcome"],
 )
 
+LOOK_SOON: Final = 1.0
+"""Seconds until the rack looks again when something was found damaged during a sync."""
+
 FIRST_RETRY: Final = 15.0
 """Seconds until a failed sync is tried again; each further failure doubles it, up to the interval of looking again."""
 
@@ -267,7 +270,8 @@ def _cancel(inputs: Inputs, core: Core) -> None:
 def _succeeded(inputs: Inputs, core: Core, result: Result) -> None:
     core.failures, core.failure = 0, ""
     core.end(result)
-    core.look_in(inputs, core.interval)
+    # Something may have been found damaged after it was looked at.
+    core.look_in(inputs, core.interval if core.syncs.store.inventory.is_whole else LOOK_SOON)
     core.announce()
 
 

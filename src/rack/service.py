@@ -34,14 +34,17 @@ from rack.snapshots import SnapshotStore
 from rack.steps import Syncs
 from rack.sync import Synchroniser
 from rack.threads import Threads
+from rack.verification import RequestFile
 from rpc.blobs import BlobStore
 from rpc.certificates import expires
 from rpc.daemon import give_up
-from rpc.events import CERTIFICATE_ENDING, LINK_LOST, RACK_STARTED, RACK_STOPPED, REGISTERED
+from rpc.damage import Damaged
+from rpc.events import CERTIFICATE_ENDING, DAMAGE_REPAIRED, LINK_LOST, RACK_STARTED, RACK_STOPPED, REGISTERED
 from rpc.exposition import Metrics, metrics_site
 from rpc.fetch import Fetcher
 from rpc.notify import Notifier
 from rpc.protocol import Link
+from rpc.verifying import MIB, Verifier
 
 log = Logger()
 
@@ -68,9 +71,17 @@ class RackService(Service):
         super().startService()  # type: ignore[no-untyped-call]  # Twisted's has no annotations
         reactor, sync = self._reactor, self._config.sync
         images = self._config.images_directory
-        self._threads = Threads(reactor, sync.concurrency + 2)
+        self._threads = Threads(reactor, sync.concurrency + 3)
         self._blobs = BlobStore(images / "cache")
         self._store = SnapshotStore(images, self._blobs)
+        verify = self._config.verify
+        self._verifier = Verifier(
+            self._blobs, reactor, self._threads.run, lambda: datetime.now(UTC).timestamp(),
+            verify.rate_mib_per_second * MIB, verify.interval_days * 86400,
+        )  # fmt: skip
+        self._requests = RequestFile(self._config.verify_request_file, self._verifier, reactor, self._threads.run)
+        self._blobs.on_damage.append(self._damage_found)
+        self._blobs.on_repair.append(self._repaired)
         self._fetcher = Fetcher(
             reactor,
             self._blobs,
@@ -120,6 +131,8 @@ class RackService(Service):
         self._links.connect(self._reactor, identity, addresses, remembered, self._remembered.remember)
         self._renewal.start()
         self._synchroniser.look_again()
+        self._verifier.start()
+        self._requests.start()
         self._events.record(
             RACK_STARTED, f"Version {version('stanchion')}, {len(inventory.manifest.images)} images held."
         )
@@ -145,6 +158,16 @@ class RackService(Service):
 
     def _lost(self, link: Link, reason: str) -> None:
         self._events.record(LINK_LOST, f"Region at {link.peer.address}: {reason}.")
+
+    def _damage_found(self, damaged: Damaged) -> None:
+        """In whichever thread found it: nothing lists the file from here on."""
+        if self._store.withdraw(damaged.sha256, f"was wrong: {damaged.reason}"):
+            self._reactor.callFromThread(self._synchroniser.damage_found)
+
+    def _repaired(self, damaged: Damaged) -> None:
+        self._reactor.callFromThread(
+            self._events.record, DAMAGE_REPAIRED, f"The file {damaged.sha256} is there again, verified."
+        )
 
     def _listen(self) -> None:
         """Have the metrics read. A rack that cannot listen for that serves all the same."""
@@ -172,6 +195,8 @@ class RackService(Service):
             self._expiry.stop()
         await self._in_time(self._synchroniser.stop())
         for name, stop in (
+            ("taking requests to verify", self._requests.stop),
+            ("verifying", self._verifier.stop),
             ("the events", self._events.stop),
             ("the metrics", self._stop_listening),
             ("renewing the certificate", self._renewal.stop),

@@ -76,8 +76,8 @@ class Lease:
 class SnapshotStore:
     """The snapshots and the cache below ``root``.
 
-    All methods block; call them in threads, one at a time, except :attr:`inventory`, :meth:`lease` and
-    :meth:`interrupt`, which neither block nor wait and may be called at any time from any thread.
+    All methods block; call them in threads, one at a time, except :attr:`inventory`, :meth:`lease`, :meth:`withdraw`
+    and :meth:`interrupt`, which neither block nor wait and may be called at any time from any thread.
     """
 
     def __init__(self, root: Path, blobs: BlobStore, files: Files | None = None) -> None:
@@ -88,9 +88,10 @@ class SnapshotStore:
         self._files = files or Files()
         self._inspector = Inspector(blobs, self._files)
         self._current: _Held | None = None
-        self._guard = threading.Lock()  # for the two below
+        self._guard = threading.Lock()  # for the three below, and for what replaces the current inventory
         self._leases: Counter[str] = Counter()
         self._leased: dict[str, Inventory] = {}
+        self._withdrawn: list[tuple[str, str]] = []
         self._locked: int | None = None
 
     @property
@@ -149,8 +150,28 @@ class SnapshotStore:
         self._remove_others()
         return self.inventory
 
+    def withdraw(self, sha256: str, reason: str) -> bool:
+        """List no image any more that needs this content, which was found wrong; whether one was listed until now."""
+        with self._guard:
+            self._withdrawn.append((sha256, reason))
+            before = self._current
+            if before is None:
+                return False
+            left = before.inventory.without(sha256, reason)
+            self._current = _Held(before.name, left)
+            return left is not before.inventory
+
+    def _replace(self, held: _Held, since: int) -> None:
+        """Make ``held`` what is held, less what was withdrawn since there were ``since`` withdrawals."""
+        with self._guard:
+            inventory = held.inventory
+            for sha256, reason in self._withdrawn[since:]:
+                inventory = inventory.without(sha256, reason)
+            self._current = _Held(held.name, inventory)
+
     def recheck(self) -> Inventory:
         """Look at every file of the current snapshot again; what is missing or changed is not listed any more."""
+        since = len(self._withdrawn)
         current = self._current
         if current is not None:
             try:
@@ -161,7 +182,7 @@ class SnapshotStore:
                 lost = tuple(Damage(image.key, MANIFEST_NAME, "", str(error)) for image in listed.images)
                 found = Inventory(current.inventory.generation, listed, listed.only(()), lost)
             if found != current.inventory:
-                self._current = _Held(current.name, found)
+                self._replace(_Held(current.name, found), since)
         return self.inventory
 
     def install(self, generation: int, manifest: Manifest) -> Inventory:
@@ -177,12 +198,13 @@ class SnapshotStore:
             self._build(building, manifest)
             self._files.rename(building, final)
             self._files.sync(self._snapshots)
+            since = len(self._withdrawn)
             inventory = self._inspector.inspect(self._snapshots / name)
             if inventory.damaged:
                 raise SnapshotError(
                     f"the new snapshot {name} is not whole: " + "; ".join(map(str, inventory.damaged[:3]))
                 )
-            self._flip(_Held(name, inventory))
+            self._flip(_Held(name, inventory), since)
         except Exception:  # raised again, whatever it is, once the space is given back
             self._discard(building)
             if self._current is None or self._current.name != name:
@@ -301,14 +323,17 @@ class SnapshotStore:
             self._inspector.check()
             self._files.sync(directory)
 
-    def _flip(self, held: _Held) -> None:
-        """Make ``held`` the current snapshot. Once the link is renamed, this does not fail any more."""
+    def _flip(self, held: _Held, since: int = 0) -> None:
+        """Make ``held`` the current snapshot. Once the link is renamed, this does not fail any more.
+
+        :param since: how many withdrawals there were before it was looked at.
+        """
         temporary = self._root / ".current-new"
         if self._files.target(temporary) is not None:
             self._files.unlink(temporary)
         self._files.symlink(f"{self._snapshots.name}/{held.name}", temporary)
         self._files.rename(temporary, self._link)
-        self._current = held
+        self._replace(held, since)
         try:
             self._files.sync(self._root)
         except OSError as error:

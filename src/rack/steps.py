@@ -16,7 +16,7 @@ from twisted.logger import Logger
 
 from rack.assignment import Assignment, AssignmentFile
 from rack.inspection import Interrupted, SnapshotError
-from rack.inventory import NO_GENERATION, Inventory
+from rack.inventory import NO_GENERATION, Damage, Inventory
 from rack.snapshots import SnapshotStore
 from rack.stop import CANCELLED, Stop, Stopped
 from rpc.events import DAMAGE_FOUND, Kind
@@ -30,6 +30,9 @@ MANIFEST_LIMIT: Final = 64 << 20
 
 RESERVE: Final = 64 << 20
 """Bytes that a sync leaves free on the disk, for the snapshot itself and for everybody else."""
+
+MAX_REFUSED: Final = 64
+"""How many wrong files are told to the region; it looks at more of its own accord."""
 
 _SHOWN: Final = 3
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -81,6 +84,9 @@ class Syncs:
     run_in_thread: RunInThread
     happened: Callable[[Kind, str], object] = field(default=lambda kind, description: None, init=False)
     """Is told of what people should find in the region's events."""
+    refused: tuple[str, ...] = field(default=(), init=False)
+    """What came from the region with wrong bytes in the last sync, by sha256: the region should look at its copies."""
+    _told: tuple[Damage, ...] = field(default=(), init=False)
     _written: Assignment | None = field(default=None, init=False)
 
     async def perform(
@@ -98,6 +104,7 @@ class Syncs:
         :raises SyncFailed: with the reason. What was held before is held still.
         :raises Stopped: if ``stop`` said so; likewise.
         """
+        self.refused = ()
         try:
             return await _Sync(self, assignment, stop, show, changed).run()
         except DiskFull:
@@ -118,7 +125,10 @@ class Syncs:
             self._written = assignment
 
     def tell_damage(self, inventory: Inventory) -> None:
-        """Make known which images of ``inventory`` are damaged."""
+        """Make known which images of ``inventory`` are damaged, unless that was told of just these."""
+        if inventory.damaged == self._told:
+            return
+        self._told = inventory.damaged
         damaged = [str(damage) for damage in inventory.damaged]
         for damage in damaged:
             log.error("Damaged in generation {generation}: {damage}", generation=inventory.generation, damage=damage)
@@ -181,6 +191,7 @@ class _Sync:
             await thread(store.install, assignment.generation, manifest)
         except SnapshotError as error:
             raise SyncFailed(str(error)) from error
+        self.syncs.tell_damage(store.inventory)
         self.changed()
         await self.syncs._tidy()
         return True
@@ -234,6 +245,7 @@ class _Sync:
         )
         if not failures:
             return
+        self.syncs.refused = tuple(failure.sha256 for failure in failures if failure.is_wrong)[:MAX_REFUSED]
         labels = {one.sha256: one.label for one in wanted}
         for failure in failures:
             log.error(

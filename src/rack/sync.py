@@ -69,6 +69,17 @@ class Synchroniser:
         """Where it is held."""
         return self._core.syncs.store
 
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """What came from the region with wrong bytes in the last sync, by sha256."""
+        return self._core.syncs.refused
+
+    def damage_found(self) -> None:
+        """A file that is held was found wrong and is not listed any more: tell, and have it fetched again."""
+        self._core.syncs.tell_damage(self.inventory)
+        self._core.announce()
+        self.look_again()
+
     def on_change(self, listener: Callable[[], object]) -> None:
         """Call ``listener`` whenever the state, or what is held, has changed. It must not raise."""
         self._core.listeners.append(listener)

@@ -62,12 +62,14 @@ class RackWire:
     def report(self) -> Mapping[str, Any]:
         """The arguments of ``ReportInventory`` at this moment."""
         inventory, status = self._synchroniser.inventory, self._synchroniser.status
-        return {
+        report = {
             "generation": inventory.generation,
             "digest": inventory.digest,
             "state": status.state,
             "progress": status.progress,
         }
+        refused = self._synchroniser.refused
+        return report | {"refused": list(refused)} if refused else report
 
     async def list_images(self, link: Link, known_digest: str) -> Mapping[str, Any]:
         """What is held right now; the list of it only if the region does not know that digest."""

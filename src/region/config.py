@@ -86,6 +86,15 @@ class ImportConfig:
 
 
 @frozen
+class VerifyConfig:
+    """How all files on the disk are hashed again in the background: at most ``rate_mib_per_second``, beginning every
+    ``interval_days``; 0 only when somebody asks."""
+
+    rate_mib_per_second: float = field(default=16.0, validator=between(0.01, 100_000))
+    interval_days: float = field(default=7.0, validator=between(0, 3650))
+
+
+@frozen
 class AskConfig:
     """How racks are asked: each must answer within ``deadline_seconds`` or counts as not having answered."""
 
@@ -136,6 +145,7 @@ class RegionConfig:
     http: HttpConfig = HttpConfig()
     rpc: RpcConfig = RpcConfig()
     images: ImportConfig = ImportConfig()
+    verify: VerifyConfig = VerifyConfig()
     ask: AskConfig = AskConfig()
     stream: StreamConfig = StreamConfig()
     events: EventsConfig = EventsConfig()

@@ -32,6 +32,9 @@ CLEAN_SECONDS: Final = 3600.0
 _AT_ONCE: Final = 10_000
 """Rows that are deleted in one statement."""
 
+REGION: Final = "region"
+"""The ``source`` of what happens on a region process itself; its name is the ``hostname``."""
+
 STORED: Final = Counter("stanchion_events_stored", "Events of racks that were stored, by level.", ["level"])
 
 
@@ -116,6 +119,14 @@ class EventStore:
         for level in await self._database.transact(insert):
             STORED.labels(level_name(level)).inc()
         return [event.id for event in events]
+
+    async def tell(self, name: str, kind: Kind, description: str) -> None:
+        """Store an event of a region process itself, which is called ``name``."""
+
+        async def insert(transaction: Transaction) -> None:
+            await record(transaction, NodeName(0, REGION, name), kind, description)
+
+        await self._database.transact(insert)
 
     async def query(
         self,

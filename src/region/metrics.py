@@ -129,6 +129,8 @@ class RegionMetrics(Collector):
         if (current := self._generations.latest) is not None:
             yield gauge("stanchion_generation", "The generation that is current here.", values=current.number)
         yield gauge("stanchion_blobs_bytes", "Bytes of the images' files.", values=self._blobs_bytes)
+        damaged = len(self._blobs.damaged)
+        yield gauge("stanchion_blobs_damaged", "Files that are damaged and not repaired yet.", values=damaged)
         yield from self._of_imports()
         yield gauge(
             "stanchion_database_up", "Whether the database could be asked a moment ago.", values=self._is_database_up

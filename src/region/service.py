@@ -41,6 +41,7 @@ from region.database.migrations import MigrationError, migrate
 from region.events import EventCleaner, EventStore
 from region.hardware.hooks import HOOKS
 from region.images.importer import Importer
+from region.images.repair import Repairs
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
 from region.images.stream import StreamResource
@@ -70,12 +71,14 @@ from rpc.blobs import BlobStore
 from rpc.certificates import expires
 from rpc.daemon import collect_seldom, give_up
 from rpc.endpoints import listen_tls
+from rpc.events import Kind
 from rpc.exposition import Metrics
 from rpc.fetch import Fetcher, reactor_threads
 from rpc.identity import server_tls
 from rpc.notify import Notifier
 from rpc.protocol import Link, link_factory
 from rpc.steady import TimeOfDay
+from rpc.verifying import MIB, Verifier
 
 log = Logger()
 
@@ -216,6 +219,18 @@ class RegionService(Service):
             syncing=syncs.syncing,
             run_in_thread=run_in_thread,
         )
+        events = EventStore(database)
+        verify = config.verify
+        verifier = Verifier(
+            blobs, reactor, run_in_thread, lambda: _now().timestamp(),
+            verify.rate_mib_per_second * MIB, verify.interval_days * 86400,
+        )  # fmt: skip
+        repairs = Repairs(
+            blobs, generations, verifier, reactor, partial(importer.request, "repair"),
+            partial(_tell, events, config.name), syncs.again,
+        )  # fmt: skip
+        blobs.on_damage.append(partial(reactor.callFromThread, repairs.found))
+        blobs.on_repair.append(partial(reactor.callFromThread, repairs.repaired))
         view = PublishedView(generations)
         asker = Asker(
             registry,
@@ -225,7 +240,6 @@ class RegionService(Service):
             expected=view.current_digest,
             run_in_thread=run_in_thread,
         )
-        events = EventStore(database)
         keep = config.events
         cleaner = EventCleaner(lambda: events.forget_old(keep_days=keep.keep_days, keep_rows=keep.keep_rows), reactor)
         cleaner.start()
@@ -255,6 +269,7 @@ class RegionService(Service):
             generations=generations,
             jobs=importer.jobs,
             importer=importer,
+            verifier=verifier,
             events=events,
             nodes=NodeStore(database),
             node_requests=NodeRequests(database, config.commissioning, choose),
@@ -297,7 +312,7 @@ class RegionService(Service):
         self._stops("listening for HTTP", http.stopListening)
         http_port = http.getHost().port
         stream_urls = [config.stream.url] if config.stream.url else []
-        wire = RegionWire(authority, registry, syncs, events, processes, config.name, stream_urls)
+        wire = RegionWire(authority, registry, syncs, events, processes, config.name, stream_urls, repairs.refused)
         responders = wire.responders()
         tls = server_tls(authority.keys.region, authority.keys.trusted)
         listening = listen_tls(
@@ -316,6 +331,11 @@ class RegionService(Service):
         worker.start()
         importer.start()
         self._stops("the importer", importer.stop)
+        await run_in_thread(blobs.prepare)
+        repairs.start()
+        self._stops("seeing to repairs", repairs.stop)
+        verifier.start()
+        self._stops("verifying files", verifier.stop)
         monitor = Monitor(database, reactor, config.commissioning)
         monitor.start()
         self._stops("watching the nodes", monitor.stop)
@@ -336,6 +356,17 @@ def _awaited(stop: Callable[[], Awaitable[object] | None]) -> Any:
     if result is None or isinstance(result, Deferred):
         return result
     return Deferred.fromCoroutine(result)  # type: ignore[arg-type]  # what is awaitable and no Deferred is a coroutine
+
+
+def _tell(events: EventStore, name: str, kind: Kind, description: str) -> None:
+    """Store what happened on this region process; should that fail, the log has it."""
+
+    def failed(reason: Failure) -> None:
+        said = {"why": str(reason.value), "kind": kind.type, "description": description}
+        log.error("Not stored as an event ({why}): {kind}: {description}", **said)
+
+    telling = Deferred.fromCoroutine(events.tell(name, kind, description))
+    telling.addErrback(failed)
 
 
 def _ends(authority: Authority) -> Mapping[str, datetime]:

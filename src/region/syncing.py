@@ -71,6 +71,13 @@ class SyncDriver:
         """For each rack that was told to sync and has not answered, to which generation: the oldest, if several."""
         return {system_id: number for system_id, number, _ in sorted(self._running, key=_newest_first)}
 
+    def again(self) -> None:
+        """Tell every linked rack that is not at the current generation once more: what it lacked may be there now."""
+        current = self._current
+        for system_id, rack in self._registry.enrolled().items():
+            if current is not None and (rack.generation, rack.digest) != (current.number, current.digest):
+                self.consider(system_id, even_if_in_step=True)
+
     def consider(self, system_id: str, *, even_if_in_step: bool = False) -> bool:
         """Tell one rack, if it is linked, not at the current generation, and was not told of that on this link.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred, gatherResults
@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from region.authority import Authority, TokenRefused
 from region.database import DatabaseUnavailable
 from region.events import EventStore, NotEnrolled
+from region.images.repair import MAX_REFUSED
 from region.processes import Processes
 from region.racks import JOIN_THE_OTHER, NAME_RULE, RackInUse, RackRefused, RackRegistry, is_name
 from region.syncing import SyncDriver
@@ -96,6 +97,7 @@ class RegionWire:
     :param processes: which region processes there are.
     :param name: the region's name, told to racks.
     :param stream_urls: where racks can read the image stream.
+    :param refused: is told which rack got which files with wrong bytes. It must not raise.
     """
 
     def __init__(
@@ -107,7 +109,9 @@ class RegionWire:
         processes: Processes,
         name: str,
         stream_urls: list[str],
+        refused: Callable[[str, Sequence[str]], object] = lambda rack, files: None,
     ) -> None:
+        self._refused = refused
         self._processes = processes
         self._authority = authority
         self._registry = registry
@@ -238,9 +242,11 @@ class RegionWire:
         await gatherResults([Deferred.fromCoroutine(ask) for ask in asks])
 
     async def report_inventory(
-        self, link: Link, generation: int, digest: str, state: str, progress: Any
+        self, link: Link, generation: int, digest: str, state: str, progress: Any, refused: Any = None
     ) -> Mapping[str, Any]:
         """Store what a rack says that it holds, and tell it to sync if that is not the current generation."""
+        if refused is not None:
+            self._look_at_refused(link, refused)
         holds = 0 < generation < 1 << 63 and is_sha256(digest)
         holds_nothing = (generation, digest) == (-1, "")
         if state not in _STATES or not (holds or holds_nothing):
@@ -255,6 +261,12 @@ class RegionWire:
         )
         self._syncs.consider(link.peer.id)
         return {}
+
+    def _look_at_refused(self, link: Link, refused: Any) -> None:
+        """Have our copies looked at of what a rack got with wrong bytes."""
+        if not isinstance(refused, list) or len(refused) > MAX_REFUSED or not all(is_sha256(each) for each in refused):
+            raise ReportRefused(f"not a report: refused must be a list of at most {MAX_REFUSED} sha256")
+        self._refused(link.peer.id, refused)
 
     async def send_events(self, link: Link, events: Any) -> Mapping[str, Any]:
         """Store what happened on a rack; answered when that is committed."""

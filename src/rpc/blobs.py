@@ -15,7 +15,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -24,6 +24,8 @@ from typing import Final
 from attrs import define, field, frozen
 from twisted.logger import Logger
 
+from rpc.damage import DamageBook, Damaged
+from rpc.hashing import Hashing, NotRegular, hashing
 from rpc.manifest import is_sha256
 from rpc.parts import Abandoned, BlobError, Part, PartBusy, WrongContent, is_at, sync_directory
 from rpc.stamps import Stamp, StampLog
@@ -78,6 +80,12 @@ class BlobStore:
     root: Path = field(converter=Path)
     _lock: threading.RLock = field(factory=threading.RLock, init=False, repr=False)
     _stamps: StampLog | None = field(default=None, init=False, repr=False)
+    _damage: DamageBook | None = field(default=None, init=False, repr=False)
+    _pinned: set[str] = field(factory=set, init=False, repr=False)
+    on_damage: list[Callable[[Damaged], object]] = field(factory=list, init=False, repr=False)
+    """Are called, in the thread that found it, when a blob was wrong and is in the quarantine. They must not raise."""
+    on_repair: list[Callable[[Damaged], object]] = field(factory=list, init=False, repr=False)
+    """Are called, in some thread, when a blob that was wrong is there again. They must not raise."""
 
     log = Logger()
 
@@ -107,6 +115,34 @@ class BlobStore:
     def prepare(self) -> None:
         """Make the directories and read the stamps, which the first use would do otherwise; for errors at start-up."""
         self._log()
+        self._book()
+
+    @property
+    def damaged(self) -> Mapping[str, Damaged]:
+        """The blobs that were found wrong and are not there again, by sha256; empty before the first use."""
+        book = self._damage
+        return {} if book is None else book.entries
+
+    def pin(self, sha256: str) -> None:
+        """Have :meth:`sweep` leave this content alone until :meth:`unpin`, whole or in part, whatever it is told."""
+        self._pinned.add(_named(sha256))
+
+    def unpin(self, sha256: str) -> None:
+        """Let :meth:`sweep` decide again."""
+        self._pinned.discard(sha256)
+
+    def sizes(self) -> dict[str, int]:
+        """What is there under the name of a blob, with its size in bytes, whether or not it is right."""
+        self.prepare()
+        found = {}
+        with os.scandir(self.blobs) as entries:
+            for entry in entries:
+                try:
+                    if is_sha256(entry.name):
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue  # removed since the directory was read
+        return found
 
     def is_verified(self, sha256: str, size: int) -> bool:
         """Whether the blob is there, of ``size`` bytes, and still the file that was verified. Reads no content."""
@@ -150,7 +186,40 @@ class BlobStore:
             return self._quarantine(sha256, f"the sha256 of its {size} bytes is {found}, not {sha256}")
         if stamp != Stamp.of(before) or stamp != _stamp_at(path):
             raise BlobError(f"{path} was changed while it was being hashed; look again")
-        self._log().put(sha256, stamp)
+        self._verified(sha256, stamp)
+        return Examination(State.VERIFIED)
+
+    def begin_examination(self, sha256: str) -> Hashing | Examination:
+        """Begin to look at a blob's bytes, whatever its stamp says, in steps that the caller makes.
+
+        :return: what to make the steps of and to give to :meth:`conclude`; or at once what was found.
+        """
+        self.prepare()
+        path = self.path(sha256)
+        try:
+            return hashing(path)
+        except FileNotFoundError:
+            return Examination(State.MISSING)
+        except NotRegular as error:
+            return self._quarantine(sha256, str(error))
+
+    def conclude(self, sha256: str, hashed: Hashing) -> Examination:
+        """What the bytes that were hashed say of the blob; one that is wrong is moved to the quarantine.
+
+        :raises BlobError: if the file was changed or replaced while it was being hashed.
+        """
+        path = self.path(sha256)
+        stamp = hashed.stamp()
+        if stamp != hashed.began_as or stamp != _stamp_at(path):
+            if _stamp_at(path) is None:
+                return Examination(State.MISSING)
+            raise BlobError(f"{path} was changed while it was being hashed; look again")
+        if hashed.failure:
+            return self._quarantine(sha256, f"its bytes cannot be read: {hashed.failure}")
+        found = hashed.hexdigest()
+        if found != sha256:
+            return self._quarantine(sha256, f"the sha256 of its {stamp.size} bytes is {found}, not {sha256}")
+        self._verified(sha256, stamp)
         return Examination(State.VERIFIED)
 
     def open_part(self, sha256: str, size: int) -> Part:
@@ -166,7 +235,7 @@ class BlobStore:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 length = os.fstat(descriptor).st_size
                 if is_at(descriptor, path):  # else its last writer finished between our open and our lock
-                    return Part(path, self.path(sha256), sha256, size, descriptor, length, self._adopted)
+                    return Part(path, self.path(sha256), sha256, size, descriptor, length, self._verified)
             except BlockingIOError:
                 os.close(descriptor)
                 raise PartBusy(f"{path} is being written by another fetch") from None
@@ -197,15 +266,7 @@ class BlobStore:
 
     def total_bytes(self) -> int:
         """Bytes of all blobs together."""
-        self.prepare()
-        total = 0
-        with os.scandir(self.blobs) as entries:
-            for entry in entries:
-                try:
-                    total += entry.stat(follow_symlinks=False).st_size
-                except FileNotFoundError:
-                    continue  # removed since the directory was read
-        return total
+        return sum(self.sizes().values())
 
     def sweep(self, keep: Collection[str], *, stale_after: float = STALE, now: float | None = None) -> Swept:
         """Delete the blobs whose sha256 is not in ``keep``, and the ``.part`` files that nobody will resume.
@@ -216,11 +277,12 @@ class BlobStore:
         :param now: seconds since the epoch, by default the system's clock.
         """
         kept = set(keep)
+        pinned = self._pinned
         oldest = (time.time() if now is None else now) - stale_after
         self._log()
         blobs = partials = total = 0
         for path in sorted(self.blobs.iterdir()):
-            if path.name not in kept:
+            if path.name not in kept and path.name not in pinned:
                 try:
                     total += path.lstat().st_size
                 except FileNotFoundError:  # it was moved to the quarantine just now
@@ -230,11 +292,12 @@ class BlobStore:
                 blobs += 1
         for path in sorted(self.partial.iterdir()):
             with self._unused(path) as unused:
-                if unused and self._is_stale(path, kept, oldest):
+                if unused and self._is_stale(path, kept | pinned, oldest):
                     total += path.lstat().st_size
                     _remove(path)
                     partials += 1
         self._trim_quarantine()
+        self._book().keep(kept | pinned)
         return Swept(blobs, partials, total)
 
     def _is_stale(self, path: Path, keep: Collection[str], oldest: float) -> bool:
@@ -265,13 +328,31 @@ class BlobStore:
                 self._stamps = StampLog.open(self.root / "verified.log", lambda name: _stamp_at(self.blobs / name))
             return self._stamps
 
-    def _adopted(self, sha256: str, stamp: Stamp) -> None:
+    def _book(self) -> DamageBook:
+        with self._lock:
+            if self._damage is None:
+                self._log()
+                self._damage = DamageBook.open(self.root / "damaged.json")
+            return self._damage
+
+    def _verified(self, sha256: str, stamp: Stamp) -> None:
         self._log().put(sha256, stamp)
+        was = self._book().repaired(sha256)
+        if was is not None:
+            self.log.info("The blob {sha256} is there again, and right.", sha256=sha256)
+            for listener in self.on_repair:
+                listener(was)
 
     def _quarantine(self, sha256: str, reason: str) -> Examination:
-        target = self.quarantine / f"{sha256}.{time.time_ns()}"
+        now = time.time_ns()
+        target = self.quarantine / f"{sha256}.{now}"
+        size = self.path(sha256).lstat().st_size
         self._log().forget(sha256)
         os.rename(self.path(sha256), target)
+        damaged = Damaged(sha256, size, reason, now / 1e9)
+        self._book().add(damaged)
+        for listener in self.on_damage:
+            listener(damaged)
         sync_directory(self.blobs)
         self.log.error("The blob {sha256} is wrong and was moved to {target}: {reason}", sha256=sha256,
                        target=str(target), reason=reason)  # fmt: skip

@@ -167,10 +167,17 @@ class ReportInventory(Command):
     """Tell the region what the rack holds; answered when that is stored.
 
     ``generation`` is -1 and ``digest`` empty when it holds none. ``state`` is ``empty``, ``ready``, ``syncing`` or
-    ``failed``. ``progress`` is an object whose fields are for display.
+    ``failed``. ``progress`` is an object whose fields are for display. ``refused`` is a list of the sha256 of files, at
+    most 64, that came from the region's stream with other bytes, so that the region looks at its own copies.
     """
 
-    arguments = [(b"generation", Integer()), (b"digest", Text()), (b"state", Text()), (b"progress", Json(64 * KIB))]
+    arguments = [
+        (b"generation", Integer()),
+        (b"digest", Text()),
+        (b"state", Text()),
+        (b"progress", Json(64 * KIB)),
+        (b"refused", Json(16 * KIB, optional=True)),
+    ]
     errors = {ReportRefused: b"REPORT_REFUSED"}
     called_by = RACK
     answered_by = REGION

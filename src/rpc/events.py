@@ -58,12 +58,13 @@ SYNC_STOPPED: Final = Kind("Sync stopped", Level.WARNING)
 SYNC_FAILED: Final = Kind("Sync failed", Level.ERROR)
 DISK_FULL: Final = Kind("Disk full", Level.ERROR)
 DAMAGE_FOUND: Final = Kind("Damage found", Level.ERROR)
+DAMAGE_REPAIRED: Final = Kind("Damage repaired", Level.INFO)
 CERTIFICATE_ENDING: Final = Kind("Certificate ends soon", Level.WARNING)
 EVENTS_LOST: Final = Kind("Events lost", Level.ERROR)
 
 KINDS: Final = (
     RACK_STARTED, RACK_STOPPED, REGISTERED, LINK_LOST, SYNC_STARTED, SYNC_ENDED, SYNC_STOPPED, SYNC_FAILED, DISK_FULL,
-    DAMAGE_FOUND, CERTIFICATE_ENDING, EVENTS_LOST,
+    DAMAGE_FOUND, DAMAGE_REPAIRED, CERTIFICATE_ENDING, EVENTS_LOST,
 )  # fmt: skip
 
 

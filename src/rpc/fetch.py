@@ -87,11 +87,13 @@ class Fetched:
 
 @frozen
 class FetchFailed:
-    """It could not be had; ``reason`` is one sentence with values, without the URL."""
+    """It could not be had; ``reason`` is one sentence with values, without the URL. ``is_wrong``: all bytes came, and
+    their sha256 was another."""
 
     sha256: str
     url: str
     reason: str
+    is_wrong: bool = False
 
 
 @frozen
@@ -306,6 +308,7 @@ class _One:
         clock = self.fetcher.reactor
         start = clock.seconds()
         wanted = self.wanted
+        is_wrong = False
         try:
             await self._have()
         except CancelledError:
@@ -313,7 +316,7 @@ class _One:
         except FetchError as error:
             reason = error.reason
         except BlobError as error:
-            reason = str(error)
+            reason, is_wrong = str(error), isinstance(error, WrongContent)
         except OSError as error:
             reason = _refused(error, self.fetcher.store.root, wanted.size)
         except Exception as error:  # noqa: BLE001  # a fault of ours with one content must not stop the others
@@ -321,7 +324,7 @@ class _One:
             reason = f"internal error: {type(error).__name__}: {error}"
         else:
             return Fetched(wanted.sha256, wanted.size, self.bytes_read, clock.seconds() - start)
-        return FetchFailed(wanted.sha256, public(wanted.url), reason)
+        return FetchFailed(wanted.sha256, public(wanted.url), reason, is_wrong)
 
     async def _have(self) -> None:
         run, wanted = self.fetcher._run, self.wanted

@@ -215,7 +215,8 @@ class TestReports(LinkTestCase):
             self.registered,
             [{"versions": list(VERSIONS), "name": "rack-1", "software": "0.1.0", "instance": None, "attempt": None}],
         )
-        self.assertEqual(self.reports, [{"generation": -1, "digest": "", "state": "empty", "progress": {}}])
+        nothing = {"generation": -1, "digest": "", "state": "empty", "progress": {}, "refused": None}
+        self.assertEqual(self.reports, [nothing])
 
     def test_a_rack_says_which_of_its_links_it_registers(self) -> None:
         preparing = Deferred.fromCoroutine(self.links.prepare(self.rack_end, {"instance": "i", "attempt": 3}))
@@ -258,7 +259,8 @@ class TestReports(LinkTestCase):
         self.assertEqual((self.reports[-1]["state"], self.reports[-1]["generation"]), ("syncing", -1))
         self.rack.region.release()
         self.pump.flush()
-        self.assertEqual(self.reports[-1], {"generation": 5, "digest": FIRST.digest, "state": "ready", "progress": {}})
+        ended = {"generation": 5, "digest": FIRST.digest, "state": "ready", "progress": {}, "refused": None}
+        self.assertEqual(self.reports[-1], ended)
 
     def test_a_failure_is_reported_with_its_reason_and_the_next_try(self) -> None:
         self.prepare()

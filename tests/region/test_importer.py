@@ -19,6 +19,7 @@ from region.images.store import GenerationStore
 from region.upstream import Problem, Selection, SourceFailed, SourceRead
 from rpc.manifest import Image, Manifest
 from tests.region.importing import SOURCE, UPDATED, ImportTestCase, contents_of, image, inline, put
+from tests.rpc.test_verifying import rot
 
 OTHER = "http://other.example.com/"
 
@@ -213,6 +214,32 @@ class FailingFileTests(ImportTestCase):
         self.assertEqual(self.fetcher.fetched, [damaged.sha256])
         self.assertEqual(job.generation, generation.number)
         self.assertTrue(self.blobs.is_verified(damaged.sha256, damaged.size))
+
+    async def test_an_image_whose_file_is_damaged_here_stays_published_with_the_reason(
+        self,
+    ) -> None:
+        await self.add_source()
+        await self.publish(image(), image("jammy"))
+        damaged = image().files[0]
+        rot(self.blobs.path(damaged.sha256))
+        self.blobs.verify(damaged.sha256, damaged.size, thorough=True)
+        self.reader.fail("no route to host")
+        await self.add_source(OTHER)
+        self.reader.offer(self.fetcher.know(image("focal")), url=OTHER)
+        job = await self.import_now()
+        self.assertEqual(await self.manifest(), Manifest((image(), image("jammy"), image("focal"))))
+        assert job.generation is not None
+        reasons = {c.key.release: c.reason for c in await self.generations.changes(job.generation) if c.kind == "kept"}
+        self.assertIn("the region's own copy is missing or damaged (boot-kernel)", reasons["noble"])
+        self.assertIn("no route to host", reasons["noble"])
+        self.assertNotIn("damaged", reasons["jammy"])
+        problems = [each.reason for each in await self.importer.jobs.problems(job.id) if each.file == "boot-kernel"]
+        self.assertIn("racks that do not hold it yet cannot fetch it", problems[0])
+        self.reader.offer(image(), image("jammy"))
+        await self.import_now()
+        self.assertTrue(self.blobs.is_verified(damaged.sha256, damaged.size))
+        self.assertEqual(self.blobs.damaged, {})
+        self.flushLoggedErrors()
 
     async def test_a_file_that_vanishes_while_importing_is_not_published(self) -> None:
         await self.add_source()

@@ -31,6 +31,7 @@ from region.images.stream import StreamResource
 from rpc.blobs import BlobStore
 from rpc.manifest import Image, ImageFile, Manifest, parse_manifest
 from tests.region.importing import contents_of, file, image, inline, loader, put, sha256
+from tests.rpc.test_verifying import rot
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 
@@ -304,10 +305,31 @@ class FileTests(StreamTestCase):
     def test_a_damaged_file_is_never_sent(self) -> None:
         self.blobs.path(self.name).write_bytes(b"x" + self.content[1:])
         status, headers, body = self.ask(self.path)
-        self.assertEqual((status, headers["retry-after"]), (503, "10"))
+        self.assertEqual((status, headers["retry-after"]), (503, "30"))
+        self.assertIn(b"was found damaged at 20", body)
+        self.assertIn(b"is being fetched again", body)
         self.assertNotIn(self.content[1:], body)
         self.assertNotIn("etag", headers)
-        self.assertEqual(self.ask(self.path)[0], 404)
+        self.assertEqual(self.ask(self.path)[::2], (503, body))
+        put(self.blobs, self.content)
+        self.assertEqual(self.ask(self.path)[::2], (200, self.content))
+
+    def test_rot_is_served_no_more_once_it_is_known_and_the_reason_is_told(self) -> None:
+        rot(self.blobs.path(self.name))
+        self.assertEqual(self.ask(self.path)[0], 200)  # nobody can know yet
+        self.blobs.verify(self.name, len(self.content), thorough=True)
+        for _ in range(2):
+            status, headers, body = self.ask(self.path)
+            self.assertEqual((status, headers["retry-after"]), (503, "30"))
+            self.assertIn(b"the sha256 of its", body)
+        self.flushLoggedErrors()
+
+    def test_a_published_file_that_is_missing_is_not_denied(self) -> None:
+        self.generations.publish(image())
+        missing = image().files[0].sha256
+        status, headers, body = self.ask(f"blobs/{missing}")
+        self.assertEqual((status, headers["retry-after"]), (503, "30"))
+        self.assertIn(b"missing on this region process's disk", body)
 
 
 class FullTransport(StringTransport):
@@ -402,6 +424,16 @@ class SendingTests(StreamTestCase):
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
         self.assertTrue(self.transport.disconnecting)
         self.assertLess(len(self.transport.value()), len(self.content))
+
+    def test_a_file_that_is_found_damaged_while_it_is_sent_is_sent_no_further(self) -> None:
+        self.begin()
+        rot(self.blobs.path(self.name), len(self.content) - 1)
+        self.blobs.verify(self.name, len(self.content), thorough=True)
+        sent = len(self.transport.value())
+        self.transport.resume()
+        self.assertTrue(self.transport.disconnecting)
+        self.assertEqual(len(self.transport.value()), sent)
+        self.flushLoggedErrors()
 
 
 class RangeTests(SynchronousTestCase):

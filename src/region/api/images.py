@@ -16,6 +16,7 @@ from region.api.parts import Parts
 from region.images.job import ImportJob
 from region.images.store import Generation, GenerationSummary
 from rpc.manifest import Image, ImageKey
+from rpc.verifying import MIB
 
 TYPES: Final = ("synced", "generated", "uploaded", "all")
 """The types of boot resource that MAAS has; all of ours are synced."""
@@ -112,6 +113,31 @@ def _set(image: Image) -> dict[str, Any]:
             for file in image.files
         },
     }
+
+
+# Verification
+
+
+async def read_verification(parts: Parts, call: Call) -> Reply:
+    """How far verifying the files is, or how it ended."""
+    return document(_verification(parts.verifier.status))
+
+
+async def start_verification(parts: Parts, call: Call) -> Reply:
+    """Begin verifying all files, or go on."""
+    rate = call.values.get("rate")
+    parts.verifier.request(None if rate is None else float(rate * MIB))
+    return document(_verification(parts.verifier.status), 202, Location=f"{BASE}/image-verification/")
+
+
+def _verification(status: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(status)
+    for name in ("started", "ended", "next"):
+        moment = found.get(name)
+        found[name] = None if not moment else when(moment)
+    found["not_repaired"] = [each | {"found": when(each["found"])} for each in status["not_repaired"]]
+    found.pop("after", None)
+    return found
 
 
 # Generations

@@ -95,6 +95,17 @@ class IImporter(Protocol):
         """Whether an import is running or queued."""
 
 
+class IVerifier(Protocol):
+    """Who hashes this process's files again; :class:`rpc.verifying.Verifier` is one."""
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The pass under way or the last one."""
+
+    def request(self, rate: float | None = None) -> None:
+        """Begin a pass now, or go on with the one under way; ``rate`` in bytes per second."""
+
+
 @frozen
 class Parts:
     """Everything that handlers use. ``connections`` tells how each rack is linked with whatever region process, by
@@ -110,6 +121,7 @@ class Parts:
     generations: GenerationStore
     jobs: JobStore
     importer: IImporter
+    verifier: IVerifier
     events: EventStore
     nodes: NodeStore
     node_requests: NodeRequests

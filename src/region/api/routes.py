@@ -94,6 +94,21 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answers={200: "The image.", 404: _GONE},
     ),
     Operation(
+        "GET", "/image-verification/", "ImageVerification", "read", images.read_verification,
+        "How far this region process is with hashing all of its files again, or how that last ended: `state` "
+        "(verifying or waiting), files and bytes of how many, `damaged` with the reason of each, and `not_repaired`, "
+        "what is damaged at this moment.",
+        answers={200: "The pass under way or the last one."},
+    ),
+    Operation(
+        "POST", "/image-verification/", "ImageVerification", "create", images.start_verification,
+        "Begin to hash all files of this region process again, or go on with the pass under way.",
+        parameters=(
+            Parameter("rate", "MiB in a second at most, for this pass.", kind="integer", minimum=1, maximum=100_000),
+        ),
+        answers={202: "It has begun.", 400: _WRONG},
+    ),
+    Operation(
         "GET", "/image-generations/", "ImageGenerations", "read", images.list_generations,
         "The generations, newest first.", parameters=(_LIMIT,), answers={200: "The list.", 400: _WRONG},
     ),

@@ -6,6 +6,7 @@ A file is opened only when it is known to be right, and what is open stays reada
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from io import FileIO
 from typing import Any, Final
 
@@ -115,10 +116,12 @@ class Sender:
         self._run_in_thread = run_in_thread
         self._paused: Deferred[None] | None = None
 
-    async def send(self, part: Range) -> None:
+    async def send(self, part: Range, is_good: Callable[[], bool] = lambda: True) -> None:
         """Send ``part``; the answer's headers are set.
 
+        :param is_good: whether the file is still taken for right: it may be found damaged while it is sent.
         :raises OSError: if the file is shorter than that, or cannot be read.
+        :raises FileDamaged: if it is not good any more.
         """
         self._request.registerProducer(self, True)
         try:
@@ -126,6 +129,8 @@ class Sender:
             reading = self._read(position, part.end)
             while position < part.end:
                 data = await reading
+                if not is_good():
+                    raise FileDamaged("it was found damaged while it was sent; the client gets no more of it")
                 position += len(data)
                 reading = self._read(position, part.end)  # while the client takes what was read
                 self._request.write(data)

@@ -133,7 +133,7 @@ class Importer:
     async def request(self, trigger: str = "request") -> int:
         """Ask for an import; its id. If one is queued already, that one will do: it reads the sources when it begins.
 
-        :param trigger: timer, request, start or selection.
+        :param trigger: timer, request, start, selection, repair or upload.
         :raises DatabaseUnavailable: if it could not be queued.
         """
         job_id = await self.jobs.enqueue(trigger)

@@ -18,7 +18,7 @@ from region.database import Database, Session, Transaction
 from region.upstream import Problem
 
 ENDED: Final = frozenset({"done", "failed", "cancelled"})
-TRIGGERS: Final = frozenset({"timer", "request", "start", "selection"})
+TRIGGERS: Final = frozenset({"timer", "request", "start", "selection", "repair", "upload"})
 
 Connection = Database | Session | Transaction
 
@@ -28,8 +28,8 @@ class ImportJob:
     """One import.
 
     ``state`` is queued, reading, fetching, publishing, done, failed or cancelled; ``trigger`` is what asked for it
-    (timer, request, start, selection). ``fetching`` names the file being fetched, ``generation`` is the one that was
-    current when it had published, and ``outcome`` says how it ended.
+    (timer, request, start, selection, repair, upload). ``fetching`` names the file being fetched, ``generation`` is the
+    one that was current when it had published, and ``outcome`` says how it ended.
     """
 
     id: int

@@ -3,7 +3,8 @@
 :func:`plan` says what to fetch, from what the sources offered and from what is published; :func:`assemble` says what
 can be published, once it is known which files are verified. An image is published only if every one of its files is
 verified, and one that is published goes away only with a reason: nobody selects it any more, its source was removed,
-upstream said (in a document that was verified) that it is no longer listed, or its own files are damaged.
+or upstream said (in a document that was verified) that it is no longer listed. That the region's own copy of a file is
+damaged is no such reason: racks may hold the image whole, so it stays published until the file is there again.
 """
 
 from __future__ import annotations
@@ -81,11 +82,16 @@ class Change:
 
 @frozen
 class Assembly:
-    """What can be published: the manifest, how it differs from the one before, and what went wrong on the way."""
+    """What can be published: the manifest, how it differs from the one before, and what went wrong on the way.
+
+    ``damaged`` are the contents of the manifest that are *not* verified here: those of images that were published
+    whole and stay, because racks may hold them.
+    """
 
     manifest: Manifest
     changes: tuple[Change, ...]
     problems: tuple[Problem, ...]
+    damaged: frozenset[str] = frozenset()
 
 
 def plan(reads: Sequence[SourceRead | SourceFailed], previous: Manifest) -> Plan:
@@ -212,6 +218,7 @@ def assemble(plan: Plan, previous: Manifest, verified: Collection[str], failures
     images: list[Image] = []
     changes: list[Change] = []
     problems: list[Problem] = []
+    lacking: set[str] = set()
     for key in sorted({*plan.wanted, *previous.by_key}):
         old = previous.by_key.get(key)
         offer = plan.wanted.get(key)
@@ -231,16 +238,19 @@ def assemble(plan: Plan, previous: Manifest, verified: Collection[str], failures
             )
         if old is None:
             continue
-        if not go and (damaged := _missing(old, verified)):
-            names = ", ".join(file.name for file in damaged)
-            go = f"its own files are missing or damaged ({names}), and upstream gave no replacement: {stay}"
-            problems.append(_problem(old, damaged[0].name, f"{key} is no longer deployable: {go}"))
         if go:
             changes.append(Change("removed", old, go))
-        else:
-            images.append(old)
-            changes.append(Change("kept", old, stay))
-    return Assembly(Manifest(images), tuple(changes), tuple(problems))
+            continue
+        if damaged := _missing(old, verified):
+            names = ", ".join(file.name for file in damaged)
+            stay = f"the region's own copy is missing or damaged ({names}), and upstream gave no replacement: {stay}"
+            problems.append(
+                _problem(old, damaged[0].name, f"{key}: racks that do not hold it yet cannot fetch it: {stay}")
+            )
+            lacking.update(file.sha256 for file in damaged)
+        images.append(old)
+        changes.append(Change("kept", old, stay))
+    return Assembly(Manifest(images), tuple(changes), tuple(problems), frozenset(lacking))
 
 
 def _missing(image: Image, verified: Collection[str]) -> list[ImageFile]:

@@ -218,10 +218,10 @@ class ImportRun:
     async def _assemble(
         self, planned: Plan, previous: Manifest, verified: set[str], failures: dict[str, str]
     ) -> Assembly:
-        """What can be published of the plan; every file of it was there a moment ago."""
+        """What can be published of the plan; every file of it was there a moment ago, but those known to be damaged."""
         while True:
             assembly: Assembly = await self._in_thread(assemble, planned, previous, verified, failures)
-            gone = await self._in_thread(unverified, self._parts.blobs, assembly.manifest)
+            gone = await self._in_thread(unverified, self._parts.blobs, assembly.manifest) - assembly.damaged
             if not gone:
                 await self._report(assembly.problems)
                 return assembly

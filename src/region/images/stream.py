@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Final
 from uuid import uuid4
@@ -45,6 +45,9 @@ log = Logger()
 RETRY_SECONDS: Final = 10
 """What ``Retry-After`` says."""
 
+REPAIR_RETRY_SECONDS: Final = 30
+"""What it says of a file that has to be fetched again."""
+
 _RETRY: Final = {"Retry-After": str(RETRY_SECONDS)}
 _RENDERINGS_KEPT: Final = 4
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
@@ -63,6 +66,8 @@ class _Refusal(Exception):
 
 class StreamResource(Resource):
     """The tree below ``/MAAS/images-stream/``.
+
+    A file that is known to be damaged, or that should be there and is not, is answered with 503 and what is wrong.
 
     :param clock: for cutting connections of clients that stall.
     :param run_in_thread: for reading files and rendering documents.
@@ -176,14 +181,26 @@ class StreamResource(Resource):
                 async with self._examining:
                     file = await self._run_in_thread(examine_and_open, self._blobs, sha256)
         except FileNotFoundError:
-            raise _Refusal(404, "There is no such file, or no generation that is kept needs it.") from None
+            raise await self._missing(sha256) from None
         except BlobError as error:
             raise _Refusal(503, f"{error}", _RETRY) from error
         except FileDamaged as error:
             log.error("The file {sha256} was damaged on the region's disk: {reason}", sha256=sha256, reason=str(error))
-            text = "The file was damaged on the region's disk; the next import fetches it again."
-            raise _Refusal(503, text, _RETRY) from error
+            raise await self._missing(sha256) from error
         return file
+
+    async def _missing(self, sha256: str) -> _Refusal:
+        """The answer about a file that is not there, or not any more."""
+        damaged = self._blobs.damaged.get(sha256)
+        if damaged is not None:
+            since = datetime.fromtimestamp(damaged.found, UTC)
+            text = f"was found damaged at {since:%Y-%m-%d %H:%M:%S} UTC ({damaged.reason}) and is being fetched again"
+        else:
+            current = await self._generations.current()
+            if current is None or sha256 not in current.manifest.blobs:
+                return _Refusal(404, "There is no such file, or no generation that is kept needs it.")
+            text = "is published, but is missing on this region process's disk; the next import fetches it again"
+        return _Refusal(503, f"The file {text}.", {"Retry-After": str(REPAIR_RETRY_SECONDS)})
 
     async def _send_file(self, request: Request, file: OpenFile, sha256: str) -> None:
         part = Range(0, file.size)
@@ -199,7 +216,8 @@ class StreamResource(Resource):
                 headers["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{file.size}"
         _set_headers(request, "application/octet-stream", part.end - part.start, sha256, headers)
         if request.method != b"HEAD":
-            await Sender(request, file.file, self._clock, self._run_in_thread).send(part)
+            sender = Sender(request, file.file, self._clock, self._run_in_thread)
+            await sender.send(part, lambda: sha256 not in self._blobs.damaged)
         request.finish()
 
     def _is_known(self, request: Request, etag: str) -> bool:
@@ -225,6 +243,9 @@ class StreamResource(Resource):
         if isinstance(error, DatabaseUnavailable):
             log.error("{path} [{reference}]: {reason}", path=path, reference=reference, reason=str(error))
             status, text = 503, "The region cannot reach its database now."
+        elif isinstance(error, FileDamaged):
+            log.error("{path} [{reference}]: {reason}", path=path, reference=reference, reason=str(error))
+            status, text = 503, "The file was found damaged; ask again."
         else:
             log.failure("{path} [{reference}] failed", failure, path=path, reference=reference)
             status, text = 500, "The region failed; its log says why, under this reference."

@@ -1,0 +1,147 @@
+"""What does the region do about a file that is damaged on its disk? Tell, have it fetched again, and tell racks then.
+
+Whoever finds it (the verifier, an import, somebody who asked for the file), the blob store moves it away first, so no
+byte of it is served any more. Here an import is asked for, which fetches it from upstream; when upstream cannot give
+it, again after a while, ever more seldom. What is published stays published: racks may hold it whole.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from attrs import define, field
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from region.database import DatabaseUnavailable
+from rpc.blobs import BlobStore
+from rpc.damage import Damaged
+from rpc.events import DAMAGE_FOUND, DAMAGE_REPAIRED, Kind
+from rpc.manifest import Manifest, is_sha256
+
+log = Logger()
+
+FIRST_RETRY: Final = 60.0
+LAST_RETRY: Final = 3600.0
+"""Seconds from one import for a repair to the next, while something is damaged still: at first, and at most."""
+
+SETTLE_SECONDS: Final = 1.0
+"""How long after a finding the import follows, so that several findings are followed by one."""
+
+MAX_REFUSED: Final = 64
+"""How many files a rack may say at once that it refused."""
+
+_SHOWN: Final = 3
+
+
+class Published(Protocol):
+    """The part of :class:`region.images.store.GenerationStore` that is used here."""
+
+    @property
+    def latest(self) -> Any: ...
+
+
+class Suspects(Protocol):
+    """Who looks at a blob; :class:`rpc.verifying.Verifier` is one."""
+
+    def suspect(self, sha256: str, why: str) -> bool:
+        """Look at it at once, unless that was done a moment ago."""
+
+
+@define(eq=False)
+class Repairs:
+    """Sees to it that what is damaged is fetched again. To be used in the reactor's thread.
+
+    :param request: asks for an import; its Deferred, or coroutine, fails if the database is away.
+    :param happened: is told of what people should find in the events. It must not raise.
+    :param whole_again: is called when nothing is damaged any more: racks that wait can be told.
+    """
+
+    blobs: BlobStore
+    generations: Published
+    verifier: Suspects
+    clock: IReactorTime
+    request: Callable[[], Any]
+    happened: Callable[[Kind, str], object]
+    whole_again: Callable[[], object]
+    jitter: Callable[[], float] = random.random
+    _retry: float = field(default=FIRST_RETRY, init=False)
+    _timer: IDelayedCall | None = field(default=None, init=False)
+    _stopped: bool = field(default=False, init=False)
+
+    def start(self) -> None:
+        """Begin; what was damaged when the region stopped is damaged still."""
+        if self.blobs.damaged:
+            log.warn("{count} files are damaged and not repaired yet.", count=len(self.blobs.damaged))
+            self._later(SETTLE_SECONDS)
+
+    def stop(self) -> None:
+        """End."""
+        self._stopped = True
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+
+    def found(self, damaged: Damaged) -> None:
+        """A file was found damaged and moved away."""
+        images = self._images_with(damaged.sha256)
+        what = f"The file {damaged.sha256} ({damaged.size} bytes) of {images}: {damaged.reason}."
+        self.happened(DAMAGE_FOUND, f"{what} It is not served any more, and is fetched again.")
+        self._retry = FIRST_RETRY
+        self._later(SETTLE_SECONDS)
+
+    def repaired(self, damaged: Damaged) -> None:
+        """It is there again."""
+        images = self._images_with(damaged.sha256)
+        self.happened(DAMAGE_REPAIRED, f"The file {damaged.sha256} of {images} is there again, verified.")
+        if not self.blobs.damaged:
+            self.whole_again()
+
+    def refused(self, rack: str, refused: Sequence[str]) -> None:
+        """A rack got bytes of these files whose sha256 was wrong: our copy may be, or what is between us."""
+        for sha256 in refused[:MAX_REFUSED]:
+            if is_sha256(sha256) and self.verifier.suspect(sha256, f"rack {rack} got wrong bytes of it"):
+                log.warn("Rack {rack} got wrong bytes of {sha256}; it is looked at.", rack=rack, sha256=sha256)
+
+    def _needed(self) -> bool:
+        """Whether something that is damaged is of the current generation."""
+        current = self.generations.latest
+        return current is not None and not current.manifest.blobs.keys().isdisjoint(self.blobs.damaged)
+
+    def _images_with(self, sha256: str) -> str:
+        current = self.generations.latest
+        manifest: Manifest | None = None if current is None else current.manifest
+        images = [
+            f"{image.key} {image.version}"
+            for image in (manifest.images if manifest is not None else ())
+            if any(file.sha256 == sha256 for file in image.files)
+        ]
+        if not images:
+            return "no image of the current generation"
+        more = f" and {len(images) - _SHOWN} more" if len(images) > _SHOWN else ""
+        return ", ".join(images[:_SHOWN]) + more
+
+    def _later(self, seconds: float) -> None:
+        if self._stopped:
+            return
+        if self._timer is not None and self._timer.active():
+            if self._timer.getTime() <= self.clock.seconds() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = self.clock.callLater(seconds, self._import)
+
+    def _import(self) -> None:
+        if not self._needed():
+            return  # what only older generations have cannot be fetched again, and goes with them
+        asking = Deferred.fromCoroutine(self._ask())
+        asking.addErrback(lambda failure: log.failure("A repair could not be asked for", failure))
+
+    async def _ask(self) -> None:
+        try:
+            await self.request()
+        except DatabaseUnavailable as error:
+            log.warn("A repair is asked for later: {reason}", reason=str(error))
+        seconds, self._retry = self._retry, min(self._retry * 2, LAST_RETRY)
+        self._later(seconds * (1 + self.jitter() / 4))

@@ -1,0 +1,263 @@
+"""Verifying in the background: every blob is hashed, slowly, once a pass, over restarts; what is wrong is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from rpc.blobs import BlobStore, Examination, State
+from rpc.damage import DamageBook, Damaged, read_book
+from rpc.hashing import NotRegular, hashing
+from rpc.verifying import MIB, Pass, Verifier, read_pass, rest
+from tests.region.importing import put, sha256
+
+WEEK = 7 * 86400.0
+
+names = st.integers(0, 40).map(lambda number: sha256(str(number).encode()))
+
+
+def inline(function: Any, /, *args: Any, **kwargs: Any) -> Deferred[Any]:
+    return maybeDeferred(function, *args, **kwargs)
+
+
+def rot(path: Path, at: int = 0) -> None:
+    """Change one bit of a file and nothing that anybody can see from outside: what a disk does."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+class VerifierTestCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.patch(os, "fsync", lambda descriptor: None)
+        self.clock = Clock()
+        self.clock.advance(1_000_000_000)
+        self.root = Path(self.mktemp())
+        self.ended: list[Pass] = []
+        self.verifier = self.make()
+
+    def make(self, interval: float = WEEK, rate: float = MIB) -> Verifier:
+        """A verifier as a process has one that is started now."""
+        self.blobs = blobs = BlobStore(self.root)
+        self.addCleanup(blobs.close)
+        verifier = Verifier(blobs, self.clock, inline, self.clock.seconds, rate, interval, self.ended.append)
+        self.addCleanup(lambda: self.successResultOf(Deferred.fromCoroutine(verifier.stop())))
+        return verifier
+
+    def fill(self, *sizes: int) -> list[str]:
+        """Blobs of these sizes; their names, sorted."""
+        return sorted(put(self.blobs, os.urandom(size)) for size in sizes)
+
+    def wait(self, seconds: float) -> None:
+        self.clock.pump([0.25] * int(seconds * 4))
+
+
+class PassTests(VerifierTestCase):
+    def test_a_pass_takes_as_long_as_its_rate_says(self) -> None:
+        self.fill(4 * MIB, 2 * MIB, *([1000] * 10))
+        self.verifier.start()
+        self.wait(5)
+        self.assertTrue(self.verifier.is_running)
+        self.assertLess(self.verifier.status["bytes"], 5.5 * MIB)
+        self.wait(2)
+        self.assertFalse(self.verifier.is_running)
+        (ended,) = self.ended
+        self.assertEqual((ended.files, ended.files_total, ended.damaged), (12, 12, ()))
+        self.assertEqual(ended.bytes, 6 * MIB + 10_000)
+
+    def test_rot_that_changes_neither_size_nor_time_is_found_and_set_aside(self) -> None:
+        first, second, third = self.fill(1000, 1000, 1000)
+        heard: list[Damaged] = []
+        self.blobs.on_damage.append(heard.append)
+        rot(self.blobs.path(second))
+        self.assertTrue(self.blobs.is_verified(second, 1000))
+        self.verifier.start()
+        (ended,) = self.ended
+        self.assertEqual([name for name, _ in ended.damaged], [second])
+        self.assertIn("the sha256 of its 1000 bytes is", ended.damaged[0][1])
+        self.assertFalse(self.blobs.is_verified(second, 1000))
+        self.assertTrue(self.blobs.is_verified(first, 1000) and self.blobs.is_verified(third, 1000))
+        self.assertEqual([each.sha256 for each in heard], [second])
+        self.assertEqual([each["sha256"] for each in self.verifier.status["not_repaired"]], [second])
+        self.flushLoggedErrors()
+
+    def test_the_next_pass_begins_an_interval_after_the_last_began(self) -> None:
+        self.fill(1000)
+        self.verifier.start()
+        self.assertEqual(len(self.ended), 1)
+        self.clock.pump([1800] * (7 * 48 - 2))
+        self.assertEqual(len(self.ended), 1)
+        self.clock.pump([1800] * 4)
+        self.assertEqual(len(self.ended), 2)
+
+    def test_without_an_interval_a_pass_begins_only_when_it_is_asked_for(self) -> None:
+        verifier = self.make(interval=0)
+        self.fill(1000)
+        verifier.start()
+        self.clock.pump([3600] * 24 * 14)
+        self.assertEqual(self.ended, [])
+        self.assertIsNone(verifier.status["next"])
+        verifier.request()
+        self.assertEqual(len(self.ended), 1)
+
+    def test_a_pass_goes_on_after_a_restart_where_it_was(self) -> None:
+        self.fill(*[MIB] * 6)
+        self.verifier.start()
+        self.wait(3.5)
+        before = self.verifier.status["files"]
+        self.successResultOf(Deferred.fromCoroutine(self.verifier.stop()))
+        again = self.make()
+        again.start()
+        self.assertTrue(again.is_running)
+        self.assertEqual(again.status["files"], before)
+        self.assertGreater(before, 1)
+        self.wait(7 - before)
+        self.assertEqual([(ended.files, ended.bytes) for ended in self.ended], [(6, 6 * MIB)])
+
+    def test_a_record_that_makes_no_sense_begins_a_pass_anew(self) -> None:
+        self.fill(1000)
+        self.verifier.path.write_bytes(b'{"started": "yesterday"')
+        self.verifier.start()
+        self.assertEqual(len(self.ended), 1)
+
+    def test_a_pass_that_is_asked_for_may_be_faster(self) -> None:
+        self.fill(8 * MIB)
+        self.verifier.start()
+        self.wait(1)
+        self.verifier.request(rate=64 * MIB)
+        self.wait(1)
+        self.assertEqual(len(self.ended), 1)
+        self.assertEqual(self.verifier.status["rate"], MIB)
+
+    def test_what_is_removed_meanwhile_is_no_damage(self) -> None:
+        names = self.fill(MIB, MIB, MIB)
+        self.verifier.start()
+        self.blobs.path(names[2]).unlink()
+        self.blobs.path(names[0]).unlink()  # of which a part was read
+        self.wait(3)
+        self.assertEqual([(ended.files, ended.damaged) for ended in self.ended], [(3, ())])
+
+    def test_a_disk_that_cannot_read_a_file_is_damage(self) -> None:
+        (name,) = self.fill(1000)
+
+        def fails(*arguments: object) -> int:
+            raise OSError(5, "Input/output error")
+
+        self.patch(os, "readv", fails)
+        self.verifier.start()
+        self.assertEqual(self.ended[0].damaged, ((name, "its bytes cannot be read: Input/output error after 0 bytes"),))
+        self.flushLoggedErrors()
+
+
+class SuspectTests(VerifierTestCase):
+    def test_a_blob_that_somebody_refused_is_looked_at_at_once(self) -> None:
+        names = self.fill(*[MIB] * 4)
+        self.verifier.start()
+        self.wait(0.5)
+        rot(self.blobs.path(names[3]))
+        self.assertTrue(self.verifier.suspect(names[3], "rack one refused it"))
+        self.assertFalse(self.blobs.is_verified(names[3], MIB))
+        self.assertEqual(list(self.blobs.damaged), [names[3]])
+        self.wait(4)
+        self.assertEqual([ended.files for ended in self.ended], [4])
+        self.flushLoggedErrors()
+
+    def test_also_between_two_passes(self) -> None:
+        (name,) = self.fill(1000)
+        self.verifier.start()
+        rot(self.blobs.path(name))
+        self.verifier.suspect(name, "rack one refused it")
+        self.assertEqual(list(self.blobs.damaged), [name])
+        self.flushLoggedErrors()
+
+    def test_one_that_is_right_is_not_looked_at_again_and_again(self) -> None:
+        (name,) = self.fill(1000)
+        self.verifier.start()
+        self.assertTrue(self.verifier.suspect(name, "rack one refused it"))
+        self.assertFalse(self.verifier.suspect(name, "rack one refused it"))
+        self.clock.advance(61)
+        self.assertTrue(self.verifier.suspect(name, "rack one refused it"))
+
+
+class DamageTests(VerifierTestCase):
+    def test_what_is_damaged_is_known_until_it_is_there_again_also_after_a_restart(self) -> None:
+        body = b"a file of an image"
+        name = put(self.blobs, body)
+        rot(self.blobs.path(name))
+        self.blobs.verify(name, len(body), thorough=True)
+        self.make()
+        self.blobs.prepare()
+        self.assertIn("the sha256 of its 18 bytes is", self.blobs.damaged[name].reason)
+        repaired: list[Damaged] = []
+        self.blobs.on_repair.append(repaired.append)
+        put(self.blobs, body)
+        self.assertEqual(([each.sha256 for each in repaired], self.blobs.damaged), ([name], {}))
+        self.flushLoggedErrors()
+
+    def test_what_nobody_needs_any_more_is_forgotten(self) -> None:
+        name = put(self.blobs, b"x")
+        rot(self.blobs.path(name))
+        self.blobs.verify(name, 1, thorough=True)
+        self.blobs.sweep({name})
+        self.assertEqual(list(self.blobs.damaged), [name])
+        self.blobs.sweep(())
+        self.assertEqual(self.blobs.damaged, {})
+        self.flushLoggedErrors()
+
+    def test_a_book_that_is_none_is_begun_anew_and_said(self) -> None:
+        path = self.root / "damaged.json"
+        self.root.mkdir()
+        for data in (b"", b"[]", b'{"damaged": [{"sha256": "x", "size": 1, "reason": "", "found": 1}]}', b"\xff"):
+            path.write_bytes(data)
+            self.assertRaises(ValueError, read_book, data)
+            self.assertEqual(DamageBook.open(path).entries, {})
+
+    def test_what_is_no_regular_file_is_not_hashed(self) -> None:
+        self.root.mkdir()
+        link = self.root / "link"
+        link.symlink_to("/dev/zero")
+        self.assertRaises(NotRegular, hashing, link)
+        self.assertRaises(NotRegular, hashing, self.root)
+
+    def test_a_pinned_blob_is_not_swept(self) -> None:
+        name = put(self.blobs, b"x")
+        self.blobs.pin(name)
+        self.blobs.sweep(())
+        self.assertTrue(self.blobs.is_verified(name, 1))
+        self.blobs.unpin(name)
+        self.blobs.sweep(())
+        self.assertFalse(self.blobs.is_verified(name, 1))
+
+
+class PureTests(SynchronousTestCase):
+    @settings(max_examples=50)
+    @given(st.dictionaries(names, st.integers(0, 9), max_size=20), st.one_of(st.just(""), names))
+    def test_the_rest_of_a_pass_is_all_that_comes_after_and_nothing_twice(
+        self, sizes: dict[str, int], after: str
+    ) -> None:
+        left = rest(sizes, after)
+        self.assertEqual(left, sorted(name for name in sizes if name > after))
+
+    @settings(max_examples=50)
+    @given(st.lists(st.tuples(names, st.integers(0, 9), st.sampled_from([*State, "no route"])), max_size=8))
+    def test_a_pass_is_read_as_it_was_written(self, seen: list[tuple[str, int, State | str]]) -> None:
+        import json
+
+        from attrs import asdict
+
+        going = Pass(1.5)
+        for name, size, found in seen:
+            going = going.looked_at(name, size, found if isinstance(found, str) else Examination(found, "because"))
+        self.assertEqual(read_pass(json.dumps(asdict(going)).encode()), going)
+        self.assertEqual(going.bytes, sum(size for _, size, _ in seen))
