@@ -29,6 +29,11 @@ ROUNDS = 3
 SIZE = 64 << 10
 CLIENTS = (4, 16)
 SECONDS = 4
+FEW = 100
+MANY = 10_000
+"""Machines, with which pages are to take as long."""
+PAGE = 50
+REQUESTS = 15
 MIB = 1 << 20
 
 
@@ -56,12 +61,13 @@ def measure(scratch: Path) -> Iterator[Figure]:
     region.start()
     try:
         yield from _measure(region, directory)
+        yield from _pages(region, _dsn(directory))
     finally:
         region.stop()
 
 
 def _measure(region: Region, directory: Path) -> Iterator[Figure]:
-    dsn = f"host={directory}/region/postgres/socket port=5432 user=stanchion dbname=stanchion"
+    dsn = _dsn(directory)
     output = random.Random(1).randbytes(SIZE)
     nodes = _make_nodes(dsn)
     _warm_up(region, nodes, output)
@@ -99,6 +105,86 @@ def _measure(region: Region, directory: Path) -> Iterator[Figure]:
         "runs ended a second", done / taken, "/s", None, True,
         f"{done} nodes say at once that they are done; storage, networking, tags and the end of each",
     )  # fmt: skip
+
+
+def _dsn(directory: Path) -> str:
+    return f"host={directory}/region/postgres/socket port=5432 user=stanchion dbname=stanchion"
+
+
+def _pages(region: Region, dsn: str) -> Iterator[Figure]:
+    """Pages of machines and of events, with a hundred machines in the database and with ten thousand."""
+    region.make_key()
+    _forget(dsn)
+    took: list[dict[str, float]] = []
+    for first, last in ((1, FEW), (FEW + 1, MANY)):
+        _fill(dsn, first, last)
+        middle, page = f"m{last // 2:05}", f"limit={PAGE}"
+        paths = {
+            "machines/": f"machines/?{page}", "machines/ from the middle": f"machines/?{page}&after={middle}",
+            "machines/ of one MAC": f"machines/?mac_address=02:00:00:00:00:{FEW // 2:02x}",
+            "events/": "events/?op=query", "events/ of one machine": f"events/?op=query&id={middle}",
+            "events/ that are errors": "events/?op=query&level=ERROR",
+        }  # fmt: skip
+        took.append({name: _median(region, path) for name, path in paths.items()})
+    for name, seconds in took[1].items():
+        yield Figure(
+            f"{name}, {MANY} machines / {FEW}", seconds / took[0][name], "x", 3.0, False,
+            f"{seconds * 1000:.1f} ms, and {took[0][name] * 1000:.1f} ms",
+        )  # fmt: skip
+
+
+def _median(region: Region, path: str) -> float:
+    """Seconds that an answer takes."""
+    taken = []
+    for _ in range(REQUESTS):
+        begun = time.perf_counter()
+        region.get(path)
+        taken.append(time.perf_counter() - begun)
+    return sorted(taken)[len(taken) // 2]
+
+
+def _forget(dsn: str) -> None:
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM node")
+        cursor.execute("DELETE FROM event")
+    connection.close()
+
+
+def _fill(dsn: str, first: int, last: int) -> None:
+    """Machines as they are after a commissioning: each with hardware, ten results and twenty events."""
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """WITH made AS (
+                   INSERT INTO node (system_id, hostname, architecture, status)
+                   SELECT 'm' || lpad(n::text, 5, '0'), 'machine-' || n, 'amd64/generic', 4
+                   FROM generate_series(%s, %s) AS n RETURNING id, system_id, hostname, substr(system_id, 2)::int AS n
+               ), runs AS (
+                   INSERT INTO script_set (node_id, result_type, signalled, ended)
+                   SELECT id, 0, now(), now() FROM made RETURNING id
+               ), results AS (
+                   INSERT INTO script_result (script_set_id, script_name, status)
+                   SELECT id, 'script-' || number, 2 FROM runs, generate_series(1, 10) AS number
+               ), interfaces AS (
+                   INSERT INTO interface (node_id, name, mac_address)
+                   SELECT id, 'eth0', '02:00:00:00' || regexp_replace(lpad(to_hex(n), 4, '0'), '(..)', ':\\1', 'g')
+                   FROM made
+               ), disks AS (
+                   INSERT INTO block_device (node_id, name, identity, size)
+                   SELECT id, 'sda', 'disk', 1000000000 FROM made
+               )
+               INSERT INTO event (node, hostname, type, level, description, occurred)
+               SELECT system_id, hostname, 'Node changed status', 20, $$From 'New' to 'Ready'$$, now()
+               FROM made, generate_series(1, 20)""",
+            (first, last),
+        )
+        cursor.execute(
+            "UPDATE node SET commissioning_set_id = script_set.id FROM script_set WHERE node_id = node.id"
+            " AND commissioning_set_id IS NULL"
+        )
+        cursor.execute("VACUUM ANALYZE")
+    connection.close()
 
 
 def _make_nodes(dsn: str) -> list[_Node]:
