@@ -22,6 +22,7 @@ from region.images.lock import try_lock
 from region.images.plan import Change
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
+from region.nodes.store import NodeStore
 from region.scripts.results import ResultStore
 from region.scripts.store import ScriptStore
 from region.upstream import Problem
@@ -81,6 +82,7 @@ class StoresTestCase(DatabaseTestCase):
             importer=self.importer,
             scripts=ScriptStore(self.database),
             results=ResultStore(self.database),
+            nodes=NodeStore(self.database),
         )
         self.resource = Api(parts, Authenticator(Keys(), self.clock), operations).resource()
 
@@ -248,6 +250,26 @@ class Resources(StoresTestCase):
         self.assertEqual(seen, [[("ubuntu/noble", first)], [("ubuntu/focal", second), ("ubuntu/noble", third)]])
         one = (await self.ask("GET", resources[0]["resource_uri"])).json
         self.assertEqual((one["generation"], one["last_update"]), (second, resources[0]["last_update"]))
+
+    async def test_an_image_says_how_many_machines_are_deployed_with_it(self) -> None:
+        await self.publish(image(NOBLE), image(NOBLE_ARM), image(FOCAL))
+        for number, (status, release, architecture) in enumerate((
+            (6, "noble", "amd64/generic"), (6, "noble", "amd64/hwe-24.04"), (6, "noble", "arm64/generic"),
+            (4, "focal", "amd64/generic"), (6, "", "amd64/generic"),
+        )):  # fmt: skip
+            await self.database.execute(
+                "INSERT INTO node (system_id, hostname, architecture, status, osystem, distro_series)"
+                " VALUES (%s, %s, %s, %s, 'ubuntu', %s)",
+                (f"node0{number}", f"n{number}", architecture, status, release),
+            )
+        listed = (await self.ask("GET", "boot-resources/")).json
+        counted = {(one["name"], one["architecture"].partition("/")[0]): one["machines_deployed"] for one in listed}
+        self.assertEqual(
+            counted, {("ubuntu/noble", "amd64"): 2, ("ubuntu/noble", "arm64"): 1, ("ubuntu/focal", "amd64"): 0}
+        )
+        for one in listed:
+            self.assertEqual((await self.ask("GET", one["resource_uri"])).json["machines_deployed"],
+                             one["machines_deployed"])  # fmt: skip
 
     async def test_an_import_is_begun_followed_and_stopped(self) -> None:
         response = await self.ask("POST", "boot-resources/?op=import")

@@ -270,13 +270,14 @@ class TestImages(CommandCase):
     def test_images_are_listed_with_size_update_and_generation(self):
         self.region.answers["GET", "boot-resources/"] = [
             {"id": 1, "name": "ubuntu/noble", "architecture": "amd64/ga-24.04", "size": 340_000_000, "generation": 3,
-             "version": "20260101", "last_update": "2026-01-01T00:00:00Z", "last_deployed": None}
+             "version": "20260101", "last_update": "2026-01-01T00:00:00Z", "last_deployed": None,
+             "machines_deployed": 0}
         ]  # fmt: skip
         status, output, _ = self.stanchion("images")
         self.assertEqual(status, 0)
         self.assertEqual(
             " ".join(output.splitlines()[1].split()),
-            "ubuntu/noble amd64/ga-24.04 20260101 340 MB - 2026-01-01T00:00:00Z 3",
+            "ubuntu/noble amd64/ga-24.04 20260101 340 MB 0 2026-01-01T00:00:00Z 3",
         )
 
     def test_nothing_published_is_said(self):

@@ -33,8 +33,8 @@ async def list_resources(parts: Parts, call: Call) -> Reply:
     generation = await parts.generations.current()
     if generation is None or wanted in ("generated", "uploaded"):
         return document([])
-    updates = await parts.history.updates(generation)
-    return document([_resource(image, generation, updates) for image in generation.manifest.images])
+    updates, deployed = await parts.history.updates(generation), await parts.nodes.deployed()
+    return document([_resource(image, generation, updates, deployed) for image in generation.manifest.images])
 
 
 async def read_resource(parts: Parts, call: Call) -> Reply:
@@ -44,8 +44,8 @@ async def read_resource(parts: Parts, call: Call) -> Reply:
     for image in generation.manifest.images if generation else ():
         if resource_id(image) == wanted:
             assert generation is not None, "the image is of a generation"
-            updates = await parts.history.updates(generation)
-            return document(_resource(image, generation, updates) | {"sets": {image.version: _set(image)}})
+            updates, deployed = await parts.history.updates(generation), await parts.nodes.deployed()
+            return document(_resource(image, generation, updates, deployed) | {"sets": {image.version: _set(image)}})
     raise NotFound(f"There is no boot resource {wanted}: it may have been removed by a newer generation.")
 
 
@@ -73,7 +73,12 @@ def resource_id(image: Image) -> int:
     return int.from_bytes(hashlib.sha256(named.encode()).digest()[:6], "big")
 
 
-def _resource(image: Image, generation: Generation, updates: Mapping[ImageKey, tuple[int, datetime]]) -> dict[str, Any]:
+def _resource(
+    image: Image,
+    generation: Generation,
+    updates: Mapping[ImageKey, tuple[int, datetime]],
+    deployed: Mapping[tuple[str, str, str], int],
+) -> dict[str, Any]:
     number, published = updates.get(image.key, (generation.number, generation.published))
     found = {
         "id": resource_id(image),
@@ -87,6 +92,7 @@ def _resource(image: Image, generation: Generation, updates: Mapping[ImageKey, t
         "generation": number,
         "last_update": _time(published),
         "last_deployed": None,
+        "machines_deployed": deployed.get((image.os, image.release, image.arch), 0),
         "resource_uri": f"{BASE}/boot-resources/{resource_id(image)}/",
     }
     for name, value in (("subarches", image.attribute("subarches")), ("kflavor", image.kflavor)):

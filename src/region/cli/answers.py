@@ -228,7 +228,7 @@ def images(arguments: argparse.Namespace) -> int:
                 _with_flavour(image),
                 image.get("version") or "",
                 size(image.get("size") or 0),
-                image.get("machines_deployed", "-"),
+                image["machines_deployed"],
                 image.get("last_update") or "",
                 image.get("generation") or "",
             )

@@ -200,6 +200,15 @@ class NodeStore:
         rows = await self._database.query("SELECT status, count(*) FROM node GROUP BY status")
         return {NodeStatus(status): count for status, count in rows}
 
+    async def deployed(self) -> Mapping[tuple[str, str, str], int]:
+        """How many nodes are deployed with which operating system, release and architecture."""
+        rows = await self._database.query(
+            """SELECT osystem, distro_series, split_part(architecture, '/', 1), count(*) FROM node
+               WHERE status = %s GROUP BY 1, 2, 3""",
+            (NodeStatus.DEPLOYED,),
+        )
+        return {(system, release, architecture): count for system, release, architecture, count in rows}
+
     async def page(self, wanted: Wanted, *, after: int = 0, limit: int = PAGE) -> Sequence[Node]:
         """At most ``limit`` of the nodes that are ``wanted``: the oldest whose number is over ``after``."""
         condition, values = wanted.condition
