@@ -11,6 +11,7 @@ from region.commissioning.finishing import Ended, NotDone, reasons
 from region.commissioning.signals import Signal, SignalStatus
 from region.nodes import kinds
 from region.nodes.statuses import NodeStatus, ResultType, ScriptStatus
+from region.nodes.store import NodeStore
 from region.nodes.values import NodeName
 from tests.region.commissioning import COMMISSIONING_SCRIPTS, WorkerTestCase
 
@@ -147,6 +148,28 @@ class FinishTests(WorkerTestCase):
         rows = await self.database.query("SELECT ended IS NULL FROM script_set WHERE result_type = %s",
                                          (ResultType.TESTING,))  # fmt: skip
         self.assertEqual(rows, [(False,)])
+
+    async def test_what_failed_in_an_earlier_run_is_not_said_of_a_later_one(self) -> None:
+        store = NodeStore(self.database)
+
+        async def told() -> list[str]:
+            node = await store.read(self.node.system_id)
+            assert node is not None
+            return [problem.error for problem in await store.problems(node)]
+
+        await self.end(self.node)
+        for commissioning, testing, expected in (
+            ((), ("a",), ["in 2 of 2"]), (("b",), (), ["in 0 of 3"]), (("c",), ("d",), ["in 2 of 5", "in 0 of 4"]),
+        ):  # fmt: skip
+            await self.begin(self.node, commissioning=commissioning, testing=testing)
+            await self.database.execute(
+                """INSERT INTO step_failure (node_id, script_set_id, step, error_type, error, correlation)
+                   SELECT node_id, id, 'hook', 'E', 'in ' || result_type || ' of ' || id, 'c' FROM script_set
+                   WHERE ended IS NULL ORDER BY id"""
+            )
+            self.assertEqual(await told(), expected)
+            await self.database.execute("UPDATE script_set SET ended = clock_timestamp() WHERE ended IS NULL")
+            self.assertEqual(await told(), expected)
 
     async def test_an_option_of_the_run_leaves_the_power_control_as_people_set_it(self) -> None:
         power = Signal(SignalStatus.WORKING, power_type="ipmi", power_parameters={"power_address": "192.0.2.1"})

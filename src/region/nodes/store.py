@@ -185,9 +185,9 @@ class NodeStore:
         rows = await self._database.query(
             """SELECT step, coalesce(script_name, ''), error_type, error, step_failure.correlation, occurred
                FROM step_failure LEFT JOIN script_result ON script_result.id = script_result_id
-               WHERE step_failure.node_id = %s AND step_failure.script_set_id = ANY(%s)
+               WHERE step_failure.node_id = %s AND step_failure.script_set_id = ANY(present_runs(%s))
                ORDER BY step_failure.id DESC LIMIT %s""",
-            (node.name.id, [each for each in (node.commissioning_set_id, node.testing_set_id) if each], _PROBLEMS),
+            (node.name.id, node.name.id, _PROBLEMS),
         )
         return [Problem(*row) for row in rows]
 
