@@ -68,6 +68,9 @@ class CuttingProxy:
         else:
             _copy(server, client, 20 if cut == "in the answer" else None)
         if cut:
+            # While a thread reads from it, closing it would not end the connection.
+            client.shutdown(socket.SHUT_RD)
+            forward.join(10)
             reset(client)
 
 

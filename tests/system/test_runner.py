@@ -96,7 +96,9 @@ class Node:
     def ended(self) -> int:
         """Wait for its end; the exit status."""
         assert self.process is not None
-        return self.process.wait(WAIT_SECONDS)
+        process = self.process
+        wait_for(lambda: process.poll() is not None, lambda: f"the runner to end:\n{self.text}")
+        return process.wait()
 
     @property
     def text(self) -> str:
@@ -160,8 +162,11 @@ class RunnerTests(SynchronousTestCase):
     def gate(self, name: str) -> Path:
         return self.gates_directory / f"{name}.begun"
 
-    def wait_gate(self, name: str) -> None:
-        wait_for(lambda: self.gate(name).exists(), f"{name} to begin")
+    def wait_gate(self, name: str, node: Node, times: int = 1) -> None:
+        wait_for(
+            lambda: self.gate(name).exists() and len(self.gate(name).read_text().split()) == times,
+            lambda: f"{name} to begin:\n{node.text}",
+        )
 
     def open_gate(self, name: str) -> None:
         (self.gates_directory / f"{name}.open").touch()
@@ -242,10 +247,10 @@ class RunnerTests(SynchronousTestCase):
     def test_with_the_region_down_in_the_middle_nothing_waits_and_nothing_is_lost(self) -> None:
         node = self.make_node((FIRST, SECOND))
         node.start()
-        self.wait_gate(FIRST)
+        self.wait_gate(FIRST, node)
         self.region.kill()
         self.open_gate(FIRST)
-        self.wait_gate(SECOND)  # all that is between the two ran without a region
+        self.wait_gate(SECOND, node)  # all that is between the two ran without a region
         wait_for(lambda: "heartbeat: attempt 1" in node.text, "a heartbeat that failed")
         self.region.start()
         self.open_gate(SECOND)
@@ -264,12 +269,12 @@ class RunnerTests(SynchronousTestCase):
         node = self.make_node((FIRST, SECOND), port=proxy.port)
         node.start()
         for name in (FIRST, SECOND):
-            self.wait_gate(name)
+            self.wait_gate(name, node)
             node.kill()
             left = int(self.gate(name).read_text())
             self.addCleanup(_kill, left)
             node.start()
-            wait_for(lambda name=name: len(self.gate(name).read_text().split()) == 2, f"{name} to begin again")  # type: ignore[misc]
+            self.wait_gate(name, node, 2)
             self.open_gate(name)
         self.assertEqual(node.ended(), 0, node.text)
         self.wait_ready(node)
