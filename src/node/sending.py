@@ -47,18 +47,22 @@ class Sender(object):
         self._attempts: Dict[int, int] = {}
         self._first_error: Dict[int, float] = {}
         self._heard: Optional[float] = None
+        self._was_away = False
         self._failures = 0
         self._hopeful_since: Optional[float] = None
         self._ended = self._clock.event()
         self._more = self._clock.event()
+        self._back = self._clock.event()
 
     def drain(self) -> None:
         """Be patient for so long from now on, and no longer: no more scripts are running."""
         self._hopeful_since = self._now()
 
     def hear(self) -> None:
-        """The region took something else, so it is there."""
+        """The region took something else, so it is there: if it was away, it is not waited for any longer."""
         self._heard = self._now()
+        if self._was_away:
+            self._back.set()
 
     def look(self) -> None:
         """Something was added to the spool."""
@@ -68,11 +72,13 @@ class Sender(object):
         """End :meth:`run` when it next looks."""
         self._ended.set()
         self._more.set()
+        self._back.set()
 
     def run(self) -> None:
         """Send until :meth:`end`. Nothing that goes wrong ends it before."""
         while not self._ended.is_set():
             self._more.clear()
+            self._back.clear()
             if self._ended.is_set():
                 return
             try:
@@ -83,7 +89,7 @@ class Sender(object):
             if seconds is None:
                 self._more.wait()
             elif seconds:
-                self._ended.wait(seconds)
+                self._back.wait(seconds)
 
     def step(self) -> Optional[float]:
         """Try one item once; seconds until the next try, or None if there is nothing to send."""
@@ -93,6 +99,7 @@ class Sender(object):
         attempt = self._attempts[item.number] = self._attempts.get(item.number, 0) + 1
         outcome = self._post(item)
         judgement = judge(outcome, self._clock.wall())
+        self._was_away = judgement.verdict is Verdict.REGION_AWAY and judgement.retry_after is None
         return self._follow(item, attempt, outcome, judgement)
 
     def _post(self, item: Item) -> Union[Answer, NoAnswer]:

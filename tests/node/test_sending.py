@@ -120,6 +120,30 @@ class SenderTests(SendingTestCase):
         sent = self.send(400.0)
         self.assertIn("b", [name for _, name in sent])
 
+    def test_when_the_region_is_heard_again_nothing_waits_any_longer_unless_it_asked_for_that(self) -> None:
+        for outcome, expected in ((NoAnswer("refused"), 80.0), (wrong(503, retry_after="200"), 221.0)):
+            self.clock = VirtualClock()
+            self.client = FakeClient(self.clock)
+            sender = Sender(
+                self.spool, self.client, self.console, self.heard.append, PATIENCE, self.clock, chance=lambda: 1.0
+            )
+            self.spool.add("item a", "", b"a")
+
+            def respond(body: bytes, outcome: Any = outcome, sender: Sender = sender) -> Answer | NoAnswer:
+                if self.clock.now() < 70:
+                    return outcome
+                sender.end()
+                return OK
+
+            def beat(sender: Sender = sender) -> None:
+                self.clock.sleep(80.0)
+                sender.hear()
+
+            self.client.respond = respond
+            self.clock.start("heartbeat", beat)
+            sender.run()
+            self.assertEqual(round(self.client.sent[-1][0]), expected)
+
     def test_while_the_region_is_away_the_order_stays(self) -> None:
         self.client.respond = lambda body: NoAnswer("refused") if self.clock.now() < 5000 else OK
         self.add("a", "b", "c")

@@ -40,7 +40,7 @@ def make_directory() -> Path:
     return directory
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> Any:
+def wait_for(condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = WAIT_SECONDS) -> Any:
     """The first true value of ``condition``, asked for a few times a second.
 
     :raises NotInTime: after ``seconds``.
@@ -51,7 +51,7 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = WAIT_SECO
         if value:
             return value
         if time.monotonic() > deadline:
-            raise NotInTime(f"waited {seconds:g} s for {what}; last seen: {value!r}")
+            raise NotInTime(f"waited {seconds:g} s for {what() if callable(what) else what}; last seen: {value!r}")
         # The daemons cannot tell a test what they do, so it has to look again; nothing is asserted about the time.
         _pause(0.05)
 
