@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 
 from region import web
 from region.answers.asking import Asker
+from region.answers.describing import Describer
 from region.answers.published import PublishedView
 from region.answers.records import Records
 from region.answers.releases import Releases
@@ -240,6 +241,7 @@ class RegionService(Service):
             expected=view.current_digest,
             run_in_thread=run_in_thread,
         )
+        describer = Describer(registry, reactor, deadline=config.ask.deadline_seconds)
         keep = config.events
         cleaner = EventCleaner(lambda: events.forget_old(keep_days=keep.keep_days, keep_rows=keep.keep_rows), reactor)
         cleaner.start()
@@ -259,7 +261,7 @@ class RegionService(Service):
         authenticator = Authenticator(keys, reactor)
         keys.listen(authenticator.forget)
         parts = Parts(
-            releases=Releases(asker, view, TimeOfDay(), Records(database)),
+            releases=Releases(asker, view, TimeOfDay(), Records(database), describer),
             asker=asker,
             published=view,
             racks=registry,

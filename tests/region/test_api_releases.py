@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.answers import releases
 from region.answers.asking import Asker
 from region.answers.combine import Catalogue, Target
+from region.answers.describing import Describer, Descriptions
 from region.answers.published import PublishedView
 from region.answers.releases import Question, Releases
 from region.api import Api, Authenticator
@@ -34,9 +35,10 @@ class ReleasesTestCase(SynchronousTestCase):
         self.generations = Generations()
         self.records = Records(self.generations)
         view = PublishedView(cast(Any, self.generations))
+        describer = Describer(self.racks, self.clock, ask_all=ask_each)
         asker = Asker(self.racks, self.clock, published=view.catalogue, expected=view.current_digest, ask_all=ask_each)
         self.parts = parts_of(
-            releases=Releases(asker, view, self.clock, self.records),
+            releases=Releases(asker, view, self.clock, self.records, describer),
             asker=asker,
             published=view,
             racks=self.racks,
@@ -268,7 +270,7 @@ class Listing(ReleasesTestCase):
         self.racks.add("bbbbbb", catalogue([])).outcome = TimedOut(2.0)
         document = self.get("releases/").json
         bookworm, focal, noble = document["releases"]
-        self.assertEqual((bookworm["name"], bookworm["title"]), ("debian/bookworm", "bookworm"))
+        self.assertEqual((bookworm["name"], bookworm["title"]), ("debian/bookworm", "Debian 12"))
         self.assertEqual(bookworm["support"], {"state": "unknown", "eol": None, "esm_eol": None})
         self.assertEqual(focal["support"], {"state": "extended", "eol": "2025-05-31", "esm_eol": "2030-04-02"})
         self.assertEqual(
@@ -335,7 +337,7 @@ class Listing(ReleasesTestCase):
     def _listing(self) -> Any:
         async def listing() -> bytes:
             answers = await self.parts.releases.answers(Question())
-            return self.parts.releases.listing(answers, None)
+            return self.parts.releases.listing(answers, None, Descriptions())
 
         return Deferred.fromCoroutine(listing())
 

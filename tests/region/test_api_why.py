@@ -57,7 +57,8 @@ class TestPublished(WhyTestCase):
             found["images"],
             [{"subarch": "generic", "kflavor": "generic", "label": "stable", "version": "20260101", "size": 3000,
               "source": SOURCE, "generation": 2, "since": "2026-05-28T22:26:40Z", "first_generation": 2,
-              "first_since": "2026-05-28T22:26:40Z", "kept": ""}],
+              "first_since": "2026-05-28T22:26:40Z", "kept": "",
+              "uses": ["commissioning", "diskless", "xinstall"]}],
         )  # fmt: skip
         self.assertEqual((found["gone"], found["went"]), ([], ""))
 
