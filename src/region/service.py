@@ -24,6 +24,7 @@ from twisted.python.failure import Failure
 from region import web
 from region.answers.asking import Asker
 from region.answers.describing import Describer
+from region.answers.licensing import Validator
 from region.answers.published import PublishedView
 from region.answers.records import Records
 from region.answers.releases import Releases
@@ -49,6 +50,7 @@ from region.images.stream import StreamResource
 from region.keeping import Keeper
 from region.layouts.networking import networking
 from region.layouts.storage import storage
+from region.license_keys import LicenseKeyStore
 from region.metadata.service import MetadataParts, MetadataResource, NodeTokens
 from region.metrics import RegionMetrics
 from region.nodes.monitor import Monitor
@@ -279,6 +281,8 @@ class RegionService(Service):
             software=version("stanchion"),
             scripts=ScriptStore(database, run_in_thread),
             results=ResultStore(database),
+            license_keys=LicenseKeyStore(database),
+            validator=Validator(registry, deadline=config.ask.deadline_seconds),
         )
         worker = Worker(
             database,

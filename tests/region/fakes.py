@@ -14,6 +14,7 @@ from rack.wire import described
 from region.answers.combine import Catalogue
 from region.answers.past import Kernel, Past, Step
 from region.api.keys import ApiKey
+from region.license_keys import LicenseKey
 from region.processes import Connection, Connections
 from region.racks import RackRefused
 from rpc.commands import DescribeRelease, ListImages, ValidateLicenseKey
@@ -226,6 +227,7 @@ class Records:
     async def past(self, os: str, release: str, current: int | None) -> Past:
         if self.error is not None:
             raise self.error
+        assert "\x00" not in os + release, "PostgreSQL refuses that"
         steps: list[Step] = []
         listed: dict[int, frozenset[Kernel]] = {}
         before: Mapping[Kernel, str] = {}
@@ -249,6 +251,30 @@ class Records:
                     steps.append(Step(number, at, "kept", kernel, now[kernel], self.kept[number]))
             before = now
         return Past(tuple(steps), listed)
+
+
+class LicenseKeys:
+    """A store of license keys, in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], LicenseKey] = {}
+
+    async def list(self) -> list[LicenseKey]:
+        return [self.kept[key] for key in sorted(self.kept)]
+
+    async def get(self, osystem: str, distro_series: str) -> LicenseKey | None:
+        return self.kept.get((osystem, distro_series))
+
+    async def add(self, key: LicenseKey) -> bool:
+        return self.kept.setdefault((key.osystem, key.distro_series), key) is key
+
+    async def replace(self, key: LicenseKey) -> bool:
+        had = (key.osystem, key.distro_series) in self.kept
+        self.kept |= {(key.osystem, key.distro_series): key} if had else {}
+        return had
+
+    async def delete(self, osystem: str, distro_series: str) -> bool:
+        return self.kept.pop((osystem, distro_series), None) is not None
 
 
 async def ask_each(

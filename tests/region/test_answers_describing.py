@@ -150,6 +150,7 @@ class TestAsking(DescribingTestCase):
         good = {"title": "", "requires_license_key": False, "uses": [use]}
         self.assertEqual(Described.read(good).uses("a"), ["install"])
         self.assertIsNone(Described.read(good).uses("b"))
-        for bad in (None, 7, {"x": 1}, [None], [[]], [{}], [use | {"arch": 1}], [use | {"purposes": None}],
-                    [use | {"purposes": [1]}]):  # fmt: skip
+        bads: list[Any] = [None, 7, {"x": 1}, [None], [[]], [{}], [use | {"arch": 1}], [use | {"purposes": None}],
+                           [use | {"purposes": [1]}]]  # fmt: skip
+        for bad in bads:
             self.assertRaises(BadDescription, Described.read, good | {"uses": bad})

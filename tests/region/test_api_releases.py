@@ -12,6 +12,7 @@ from region.answers import releases
 from region.answers.asking import Asker
 from region.answers.combine import Catalogue, Target
 from region.answers.describing import Describer, Descriptions
+from region.answers.licensing import Validator
 from region.answers.published import PublishedView
 from region.answers.releases import Question, Releases
 from region.api import Api, Authenticator
@@ -20,7 +21,7 @@ from region.database import DatabaseUnavailable
 from rpc.manifest import Manifest
 from rpc.outcomes import Failed, TimedOut
 from tests.region.api_parts import parts_of
-from tests.region.fakes import EPOCH, Generations, Keys, Racks, Records, ask_each
+from tests.region.fakes import EPOCH, Generations, Keys, LicenseKeys, Racks, Records, ask_each
 from tests.region.inventories import BOOKWORM, FOCAL, NOBLE, NOBLE_ARM, catalogue, image, loader
 from tests.region.web import Connection, Response, form
 
@@ -45,6 +46,8 @@ class ReleasesTestCase(SynchronousTestCase):
             connections=self.racks.connections,
             syncs=self.racks,
             generations=cast(Any, self.generations),
+            license_keys=LicenseKeys(),
+            validator=Validator(self.racks, ask_all=ask_each),
         )
         api = Api(self.parts, Authenticator(Keys(), self.clock))
         self.resource = api.resource()
@@ -212,6 +215,16 @@ class Why(ReleasesTestCase):
         self.racks.links["aaaaaa"].pending = None
         waiting.callback(None)
         self.assertEqual((first.response().status, second.response().status), (200, 200))
+
+    def test_a_name_that_no_database_can_hold_is_an_unknown_release_like_any_other(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE))
+        for path in (
+            "releases/ubuntu/a%00b/",
+            "releases/a%00b/",
+            "releases/ubuntu/%F0%9F%8E%89/",
+            "releases/ubuntu/ /",
+        ):
+            self.assertEqual(self.get(path).status, 400, path)
 
     def test_a_bad_filter_is_400_and_says_what_is_allowed(self) -> None:
         self.racks.add("aaaaaa", self.publish(NOBLE))

@@ -23,6 +23,7 @@ from region.answers.describing import Describer, Descriptions
 from region.answers.past import Past
 from region.answers.published import PublishedView
 from region.database import DatabaseUnavailable
+from rpc.manifest import is_path_component
 from rpc.steady import ITimeOfDay
 
 T = TypeVar("T")
@@ -132,6 +133,8 @@ class Releases:
 
     async def past(self, os: str, release: str, published: Published) -> Past | None:
         """What became of a release; None, and a line in the log, if that cannot be read at the moment."""
+        if not (is_path_component(os) and is_path_component(release)):
+            return Past()  # no image can be called so, and not every text can be asked about
         try:
             return await self._records.past(os, release, published.number)
         except DatabaseUnavailable as error:
