@@ -44,9 +44,9 @@ def _give(client: Client, os: str, release: str, key: str) -> Any:
     try:
         return client.put(_path(os, release), {"license_key": key})
     except Refused as error:
-        if error.code != 404:
-            raise
-    return client.post("license-keys/", {"osystem": os, "distro_series": release, "license_key": key})
+        if error.code == 404:
+            return client.post("license-keys/", {"osystem": os, "distro_series": release, "license_key": key})
+        raise
 
 
 def delete(arguments: argparse.Namespace) -> int:
