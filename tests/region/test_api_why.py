@@ -217,6 +217,15 @@ class TestRacks(WhyTestCase):
         self.reports("aaaaaa", generation=2, reason="the disk is full: 3 bytes are free.", next_try_seconds=180.0)
         self.assertIn("tries again at 2026-05-28T20:29:40Z", self.says())
 
+    def test_one_on_which_a_file_of_it_is_damaged(self) -> None:
+        self.racks.add("aaaaaa", catalogue([FOCAL]), 2, "failed")
+        self.reports("aaaaaa", generation=2, reason="ubuntu/noble amd64: squashfs is missing", next_try_seconds=30)
+        self.assertEqual(
+            self.says(),
+            "Does not hold it yet: it is at generation 2, and lacks part of that (ubuntu/noble amd64: squashfs is "
+            "missing); it tries again at 2026-05-28T20:27:10Z.",
+        )
+
     def test_one_that_does_not_answer_and_held_it(self) -> None:
         link = self.racks.add("aaaaaa", self.new, 2)
         self.says()

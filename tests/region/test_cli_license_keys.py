@@ -23,22 +23,25 @@ class LicenseKeyTests(CommandCase):
         self.assertIn("no license key", self.stanchion("license-key")[1])
 
     def test_a_first_key_is_made_and_another_one_takes_its_place(self):
+        self.region.answers["GET", "license-keys/"] = []
         self.region.answers["POST", "license-keys/"] = SHOWN
         status, output, _ = self.stanchion("license-key", "set", "windows/win2022", KEY)
         self.assertEqual((status, output), (0, "windows/win2022 has the license key\n"))
-        self.assertEqual([one.method for one in self.region.seen], ["PUT", "POST"])
-        self.assertEqual(self.region.seen[1].form["license_key"], [KEY])
+        self.assertEqual(self.region.seen[-1].form["license_key"], [KEY])
+        self.region.answers["GET", "license-keys/"] = [SHOWN]
         self.region.answers["PUT", ONE] = SHOWN
         self.assertEqual(self.stanchion("license-key", "set", "windows/win2022", KEY)[0], 0)
-        self.assertEqual(len(self.region.seen), 3)
+        self.assertEqual([one.method for one in self.region.seen], ["GET", "POST", "GET", "PUT"])
 
     def test_a_key_can_be_read_from_standard_input(self):
         self.patch(sys, "stdin", io.StringIO(KEY + "\n"))
+        self.region.answers["GET", "license-keys/"] = [SHOWN]
         self.region.answers["PUT", ONE] = SHOWN
         self.assertEqual(self.stanchion("license-key", "set", "windows/win2022", "-")[0], 0)
-        self.assertEqual(self.region.seen[0].form["license_key"], [KEY])
+        self.assertEqual(self.region.seen[-1].form["license_key"], [KEY])
 
     def test_a_wrong_key_is_a_no_and_what_cannot_be_told_is_no_answer(self):
+        self.region.answers["GET", "license-keys/"] = [SHOWN]
         self.region.answers["PUT", ONE] = Told({"license_key": ["Invalid license key.", "It is short."]}, 400)
         status, output, errors = self.stanchion("license-key", "set", "windows/win2022", "x")
         self.assertEqual((status, output), (1, ""))

@@ -85,9 +85,9 @@ def _text(value: object) -> str:
     return value
 
 
-@frozen
+@frozen(cache_hash=True)
 class Descriptions:
-    """What is known of some releases."""
+    """What is known of some releases. What is written of them is remembered by it, so its hash is computed once."""
 
     known: tuple[tuple[Release, Described], ...] = ()
 

@@ -41,12 +41,10 @@ def give(arguments: argparse.Namespace) -> int:
 
 
 def _give(client: Client, os: str, release: str, key: str) -> Any:
-    try:
+    known = {(one["osystem"], one["distro_series"]) for one in client.get("license-keys/")}
+    if (os, release) in known:
         return client.put(_path(os, release), {"license_key": key})
-    except Refused as error:
-        if error.code == 404:
-            return client.post("license-keys/", {"osystem": os, "distro_series": release, "license_key": key})
-        raise
+    return client.post("license-keys/", {"osystem": os, "distro_series": release, "license_key": key})
 
 
 def delete(arguments: argparse.Namespace) -> int:
