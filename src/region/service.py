@@ -23,6 +23,8 @@ from twisted.python.failure import Failure
 
 from region import web
 from region.answers.asking import Asker
+from region.answers.describing import Describer
+from region.answers.licensing import Validator
 from region.answers.published import PublishedView
 from region.answers.records import Records
 from region.answers.releases import Releases
@@ -48,6 +50,7 @@ from region.images.stream import StreamResource
 from region.keeping import Keeper
 from region.layouts.networking import networking
 from region.layouts.storage import storage
+from region.license_keys import LicenseKeyStore
 from region.metadata.service import MetadataParts, MetadataResource, NodeTokens
 from region.metrics import RegionMetrics
 from region.nodes.monitor import Monitor
@@ -240,6 +243,7 @@ class RegionService(Service):
             expected=view.current_digest,
             run_in_thread=run_in_thread,
         )
+        describer = Describer(registry, reactor, deadline=config.ask.deadline_seconds)
         keep = config.events
         cleaner = EventCleaner(lambda: events.forget_old(keep_days=keep.keep_days, keep_rows=keep.keep_rows), reactor)
         cleaner.start()
@@ -259,7 +263,7 @@ class RegionService(Service):
         authenticator = Authenticator(keys, reactor)
         keys.listen(authenticator.forget)
         parts = Parts(
-            releases=Releases(asker, view, TimeOfDay(), Records(database)),
+            releases=Releases(asker, view, TimeOfDay(), Records(database), describer),
             asker=asker,
             published=view,
             racks=registry,
@@ -277,6 +281,8 @@ class RegionService(Service):
             software=version("stanchion"),
             scripts=ScriptStore(database, run_in_thread),
             results=ResultStore(database),
+            license_keys=LicenseKeyStore(database),
+            validator=Validator(registry, deadline=config.ask.deadline_seconds),
         )
         worker = Worker(
             database,

@@ -9,11 +9,15 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 from twisted.internet.defer import Deferred
 
+from rack.systems.describing import describe, validate
+from rack.wire import described
 from region.answers.combine import Catalogue
 from region.answers.past import Kernel, Past, Step
 from region.api.keys import ApiKey
+from region.license_keys import LicenseKey
 from region.processes import Connection, Connections
 from region.racks import RackRefused
+from rpc.commands import DescribeRelease, ListImages, ValidateLicenseKey
 from rpc.manifest import Manifest
 from rpc.outcomes import Answered, Outcome
 
@@ -67,7 +71,8 @@ class Rack:
 
 @define
 class Link:
-    """A link on which a rack answers with what it holds, or with an outcome."""
+    """A link on which a rack answers with what it holds, or with an outcome; of releases with what its drivers say and
+    ``description`` over that, or with an outcome; if it is ``slow``, when what it appends to that is fired."""
 
     state: str
     generation: int
@@ -75,13 +80,30 @@ class Link:
     outcome: Outcome[Any] | None = None
     asks: int = 0
     pending: Deferred[None] | None = None
+    description: Mapping[str, Any] | Outcome[Any] = field(factory=dict)
+    described: list[tuple[str, str]] = field(factory=list)
+    slow: list[Deferred[None]] | None = None
+    judgement: Mapping[str, Any] | None = None
+    judged: list[str] = field(factory=list)
 
     async def ask(self, command: Any, *, deadline: float | None = None, **arguments: Any) -> Outcome[Any]:
-        self.asks += 1
+        self.asks += command is ListImages
         if self.pending is not None:
             await self.pending
         if self.outcome is not None:
             return self.outcome
+        if command is DescribeRelease:
+            self.described.append((arguments["os"], arguments["release"]))
+            if self.slow is not None:
+                self.slow.append(Deferred())
+                await self.slow[-1]
+            if isinstance(self.description, Mapping):
+                return Answered({**described(describe(self.catalogue.manifest, **arguments)), **self.description})
+            return self.description
+        if command is ValidateLicenseKey:
+            self.judged.append(arguments["key"])
+            outcome, reason = validate(self.catalogue.manifest, **arguments)
+            return Answered(self.judgement or {"outcome": outcome, "reason": reason})
         manifest = self.catalogue.manifest
         value = {"state": self.state, "generation": self.generation, "digest": manifest.digest}
         if not manifest.images:
@@ -205,6 +227,7 @@ class Records:
     async def past(self, os: str, release: str, current: int | None) -> Past:
         if self.error is not None:
             raise self.error
+        assert "\x00" not in os + release, "PostgreSQL refuses that"
         steps: list[Step] = []
         listed: dict[int, frozenset[Kernel]] = {}
         before: Mapping[Kernel, str] = {}
@@ -228,6 +251,30 @@ class Records:
                     steps.append(Step(number, at, "kept", kernel, now[kernel], self.kept[number]))
             before = now
         return Past(tuple(steps), listed)
+
+
+class LicenseKeys:
+    """A store of license keys, in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], LicenseKey] = {}
+
+    async def list(self) -> list[LicenseKey]:
+        return [self.kept[key] for key in sorted(self.kept)]
+
+    async def get(self, osystem: str, distro_series: str) -> LicenseKey | None:
+        return self.kept.get((osystem, distro_series))
+
+    async def add(self, key: LicenseKey) -> bool:
+        return self.kept.setdefault((key.osystem, key.distro_series), key) is key
+
+    async def replace(self, key: LicenseKey) -> bool:
+        had = (key.osystem, key.distro_series) in self.kept
+        self.kept |= {(key.osystem, key.distro_series): key} if had else {}
+        return had
+
+    async def delete(self, osystem: str, distro_series: str) -> bool:
+        return self.kept.pop((osystem, distro_series), None) is not None
 
 
 async def ask_each(

@@ -20,6 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from region.answers.asking import Asker
 from region.answers.combine import OFFERED, State, Target
+from region.answers.describing import Describer
 from region.answers.published import PublishedView
 from region.answers.releases import Releases
 from region.api import Api, Authenticator
@@ -121,9 +122,10 @@ class Region:
         for targets in world.generations:
             generations.publish(catalogue(targets).manifest)
         view = PublishedView(cast(Any, generations))
+        describer = Describer(self.racks, self.clock, ask_all=ask_each)
         asker = Asker(self.racks, self.clock, published=view.catalogue, expected=view.current_digest, ask_all=ask_each)
         parts = parts_of(
-            releases=Releases(asker, view, self.clock, Records(generations)), asker=asker, published=view,
+            releases=Releases(asker, view, self.clock, Records(generations), describer), asker=asker, published=view,
             racks=self.racks, generations=cast(Any, generations),
         )  # fmt: skip
         self.resource = Api(parts, Authenticator(Keys(), self.clock)).resource()

@@ -71,7 +71,7 @@ class StoresTestCase(DatabaseTestCase):
         self.importer = FakeImporter(self.jobs)
         view = PublishedView(self.generations)
         parts = parts_of(
-            releases=Releases(cast(Any, None), view, self.clock, cast(Any, None)),
+            releases=Releases(cast(Any, None), view, self.clock, cast(Any, None), cast(Any, None)),
             published=view,
             racks=Racks(),
             connections=Racks().connections,

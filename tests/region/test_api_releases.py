@@ -11,6 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.answers import releases
 from region.answers.asking import Asker
 from region.answers.combine import Catalogue, Target
+from region.answers.describing import Describer, Descriptions
+from region.answers.licensing import Validator
 from region.answers.published import PublishedView
 from region.answers.releases import Question, Releases
 from region.api import Api, Authenticator
@@ -19,7 +21,7 @@ from region.database import DatabaseUnavailable
 from rpc.manifest import Manifest
 from rpc.outcomes import Failed, TimedOut
 from tests.region.api_parts import parts_of
-from tests.region.fakes import EPOCH, Generations, Keys, Racks, Records, ask_each
+from tests.region.fakes import EPOCH, Generations, Keys, LicenseKeys, Racks, Records, ask_each
 from tests.region.inventories import BOOKWORM, FOCAL, NOBLE, NOBLE_ARM, catalogue, image, loader
 from tests.region.web import Connection, Response, form
 
@@ -34,15 +36,18 @@ class ReleasesTestCase(SynchronousTestCase):
         self.generations = Generations()
         self.records = Records(self.generations)
         view = PublishedView(cast(Any, self.generations))
+        describer = Describer(self.racks, self.clock, ask_all=ask_each)
         asker = Asker(self.racks, self.clock, published=view.catalogue, expected=view.current_digest, ask_all=ask_each)
         self.parts = parts_of(
-            releases=Releases(asker, view, self.clock, self.records),
+            releases=Releases(asker, view, self.clock, self.records, describer),
             asker=asker,
             published=view,
             racks=self.racks,
             connections=self.racks.connections,
             syncs=self.racks,
             generations=cast(Any, self.generations),
+            license_keys=LicenseKeys(),
+            validator=Validator(self.racks, ask_all=ask_each),
         )
         api = Api(self.parts, Authenticator(Keys(), self.clock))
         self.resource = api.resource()
@@ -211,6 +216,16 @@ class Why(ReleasesTestCase):
         waiting.callback(None)
         self.assertEqual((first.response().status, second.response().status), (200, 200))
 
+    def test_a_name_that_no_database_can_hold_is_an_unknown_release_like_any_other(self) -> None:
+        self.racks.add("aaaaaa", self.publish(NOBLE))
+        for path in (
+            "releases/ubuntu/a%00b/",
+            "releases/a%00b/",
+            "releases/ubuntu/%F0%9F%8E%89/",
+            "releases/ubuntu/ /",
+        ):
+            self.assertEqual(self.get(path).status, 400, path)
+
     def test_a_bad_filter_is_400_and_says_what_is_allowed(self) -> None:
         self.racks.add("aaaaaa", self.publish(NOBLE))
         for query, expected in (
@@ -268,7 +283,7 @@ class Listing(ReleasesTestCase):
         self.racks.add("bbbbbb", catalogue([])).outcome = TimedOut(2.0)
         document = self.get("releases/").json
         bookworm, focal, noble = document["releases"]
-        self.assertEqual((bookworm["name"], bookworm["title"]), ("debian/bookworm", "bookworm"))
+        self.assertEqual((bookworm["name"], bookworm["title"]), ("debian/bookworm", "Debian 12"))
         self.assertEqual(bookworm["support"], {"state": "unknown", "eol": None, "esm_eol": None})
         self.assertEqual(focal["support"], {"state": "extended", "eol": "2025-05-31", "esm_eol": "2030-04-02"})
         self.assertEqual(
@@ -335,7 +350,7 @@ class Listing(ReleasesTestCase):
     def _listing(self) -> Any:
         async def listing() -> bytes:
             answers = await self.parts.releases.answers(Question())
-            return self.parts.releases.listing(answers, None)
+            return self.parts.releases.listing(answers, None, Descriptions())
 
         return Deferred.fromCoroutine(listing())
 

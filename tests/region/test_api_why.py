@@ -57,7 +57,8 @@ class TestPublished(WhyTestCase):
             found["images"],
             [{"subarch": "generic", "kflavor": "generic", "label": "stable", "version": "20260101", "size": 3000,
               "source": SOURCE, "generation": 2, "since": "2026-05-28T22:26:40Z", "first_generation": 2,
-              "first_since": "2026-05-28T22:26:40Z", "kept": ""}],
+              "first_since": "2026-05-28T22:26:40Z", "kept": "",
+              "uses": ["commissioning", "diskless", "xinstall"]}],
         )  # fmt: skip
         self.assertEqual((found["gone"], found["went"]), ([], ""))
 
@@ -215,6 +216,15 @@ class TestRacks(WhyTestCase):
         )
         self.reports("aaaaaa", generation=2, reason="the disk is full: 3 bytes are free.", next_try_seconds=180.0)
         self.assertIn("tries again at 2026-05-28T20:29:40Z", self.says())
+
+    def test_one_on_which_a_file_of_it_is_damaged(self) -> None:
+        self.racks.add("aaaaaa", catalogue([FOCAL]), 2, "failed")
+        self.reports("aaaaaa", generation=2, reason="ubuntu/noble amd64: squashfs is missing", next_try_seconds=30)
+        self.assertEqual(
+            self.says(),
+            "Does not hold it yet: it is at generation 2, and lacks part of that (ubuntu/noble amd64: squashfs is "
+            "missing); it tries again at 2026-05-28T20:27:10Z.",
+        )
 
     def test_one_that_does_not_answer_and_held_it(self) -> None:
         link = self.racks.add("aaaaaa", self.new, 2)

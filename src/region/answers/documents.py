@@ -15,7 +15,8 @@ from attrs import frozen
 
 from region.answers import wording
 from region.answers.combine import Answer, Answers, Published, RackAnswer, Target, overall
-from region.answers.past import Past, departures, document_of, origins, told_gone, told_published
+from region.answers.describing import Described, Descriptions
+from region.answers.past import Kernel, Past, departures, document_of, origins, told_gone, told_published
 from region.answers.standing import failing, fetching, standing
 from rpc.manifest import Image
 from rpc.outcomes import Answered, Failed, NotConnected, TimedOut
@@ -38,6 +39,7 @@ class ImageFacts:
     title: str
     support_eol: str = ""
     support_esm_eol: str = ""
+    requires_license_key: bool | None = None
 
     @classmethod
     def of(cls, target: Target, image: Image) -> ImageFacts:
@@ -45,16 +47,17 @@ class ImageFacts:
         attributes = dict(image.attributes)
         return cls(
             target, image.subarch, image.label, image.version, image.size, attributes.get("release_title", ""),
-            attributes.get("support_eol", ""), attributes.get("support_esm_eol", ""),
+            attributes.get("support_eol", ""), attributes.get("support_esm_eol", ""), image.requires_license_key,
         )  # fmt: skip
 
 
-def releases(answers: Answers, arch: str | None, today: date) -> Document:
+def releases(answers: Answers, arch: str | None, described: Descriptions, today: date) -> Document:
     """The list of releases: each with its state by architecture, and how asking each rack ended.
 
     ``reason`` says why nothing in it can be deployed, where that is the same for all.
 
     :param arch: if given, only this architecture's releases.
+    :param described: what racks know of them, where that is known.
     """
     shown = [answer for target, answer in answers.by_target.items() if arch in (None, target.arch)]
     entries = []
@@ -62,10 +65,12 @@ def releases(answers: Answers, arch: str | None, today: date) -> Document:
         by_architecture = list(group)
         facts = {answer.target: _facts(answers, answer) for answer in by_architecture}
         best = overall(by_architecture)
-        entry = release_entry(os, release, [fact for found in facts.values() for fact in found], today)
+        known = described.of(os, release)
+        entry = release_entry(os, release, [fact for found in facts.values() for fact in found], today, known)
         entry |= {"state": best.state.value, "reason": best.reason}
         entry["architectures"] = [
-            architecture_entry(answer.target.arch, facts[answer.target]) | _sides(answer) for answer in by_architecture
+            architecture_entry(answer.target.arch, facts[answer.target]) | _uses(answer, known) | _sides(answer)
+            for answer in by_architecture
         ]
         entries.append(entry)
     nothing = "" if answers.choices else answers.of(Target("", "", "")).reason
@@ -77,32 +82,48 @@ def releases(answers: Answers, arch: str | None, today: date) -> Document:
 
 
 def why(
-    answers: Answers, os: str, release: str, arch: str | None, kernel: str | None, past: Past | None, today: date
+    answers: Answers,
+    os: str,
+    release: str,
+    arch: str | None,
+    kernel: str | None,
+    past: Past | None,
+    described: Descriptions,
+    today: date,
 ) -> Document:
     """Why a release can be deployed or not: for each architecture the state, where its images come from or when they
     went, and rack by rack what it rests on.
 
     :param kernel: if given, what ``answers`` are narrowed to.
     :param past: what became of the release; None if that cannot be read at the moment.
+    :param described: what a rack knows of it, if that is known.
     """
     found = answers.for_release(os, release, arch)
     best = overall(found)
     facts = {answer.target: _facts(answers, answer) for answer in found}
     document = envelope(answers.published, answers.policy.value)
-    document |= release_entry(os, release, [fact for each in facts.values() for fact in each], today)
+    known = described.of(os, release)
+    document |= release_entry(os, release, [fact for each in facts.values() for fact in each], today, known)
     document |= {"state": best.state.value, "reason": best.reason, "retry_after": best.retry_after}
     document["kernel"] = kernel
     document["architectures"] = [
         architecture_entry(answer.target.arch, facts[answer.target])
+        | _uses(answer, known)
         | _sides(answer)
-        | _provenance(answer.target, answers.published, kernel, past)
+        | _provenance(answer.target, answers.published, kernel, past, known)
         | {"racks": [_rack_row(rack, answer, answers.published) for rack in answers.racks]}
         for answer in found
     ]
     return document
 
 
-def _provenance(target: Target, published: Published, kernel: str | None, past: Past | None) -> Document:
+def _uses(answer: Answer, described: Described | None) -> Document:
+    return {"uses": described.uses(answer.target.arch) if described is not None else None}
+
+
+def _provenance(
+    target: Target, published: Published, kernel: str | None, past: Past | None, described: Described | None
+) -> Document:
     """Where a target's published images come from, and what was published once and is not any more."""
     images = published.catalogue.targets.get(target, ())
     found = origins(images, past or Past(), published.number)
@@ -112,7 +133,11 @@ def _provenance(target: Target, published: Published, kernel: str | None, past: 
         if kernel is None or step.kernel.is_called(kernel)
     ]
     return {
-        "images": [document_of(origin) for origin in found],
+        "images": [
+            document_of(origin)
+            | {"uses": described.uses(target.arch, Kernel.of(origin.image)) if described is not None else None}
+            for origin in found
+        ],
         "published": told_published(found, published, past is not None),
         "gone": [step.document for step in gone],
         "went": told_gone(gone),
@@ -125,15 +150,24 @@ def envelope(published: Published, policy: str) -> Document:
     return {"generation": current if published.number is not None else None, "policy": policy}
 
 
-def release_entry(os: str, release: str, facts: Sequence[ImageFacts], today: date) -> Document:
-    """A release by name, title and support window. The stream's own words decide; what it does not say is unknown."""
+def release_entry(
+    os: str, release: str, facts: Sequence[ImageFacts], today: date, described: Described | None = None
+) -> Document:
+    """A release by name, title and support window, and whether it must not be installed without a license key.
+
+    The stream's own words decide, then those of a rack; what neither says is unknown.
+    """
     titles = [fact.title for fact in facts if fact.title]
+    titles += [described.title] if described is not None and described.title else []
+    licensed = [fact.requires_license_key for fact in facts if fact.requires_license_key is not None]
+    licensed = licensed or ([described.requires_license_key] if described is not None else [])
     return {
         "os": os,
         "release": release,
         "name": f"{os}/{release}",
         "title": titles[0] if titles else release,
         "support": _support(facts, today),
+        "requires_license_key": any(licensed) if licensed else None,
         "resource_uri": f"{BASE}/releases/{os}/{release}/",
     }
 

@@ -19,9 +19,11 @@ from twisted.logger import Logger
 from region.answers import documents, narrowing
 from region.answers.asking import Asker
 from region.answers.combine import Answers, Policy, Published, Target, combine
+from region.answers.describing import Describer, Descriptions
 from region.answers.past import Past
 from region.answers.published import PublishedView
 from region.database import DatabaseUnavailable
+from rpc.manifest import is_path_component
 from rpc.steady import ITimeOfDay
 
 T = TypeVar("T")
@@ -83,8 +85,16 @@ class IRecords(Protocol):
 class Releases:
     """Answers questions about releases."""
 
-    def __init__(self, asker: Asker, published: PublishedView, clock: ITimeOfDay, records: IRecords) -> None:
+    def __init__(
+        self,
+        asker: Asker,
+        published: PublishedView,
+        clock: ITimeOfDay,
+        records: IRecords,
+        describer: Describer,
+    ) -> None:
         self._records = records
+        self._describer = describer
         self._asker = asker
         self._published = published
         self._clock = clock
@@ -113,12 +123,18 @@ class Releases:
         key = (published.number, published.catalogue.digest, question.policy, frozenset(racks), asked.key)
         return self._answers.get(key, lambda: combine(published, racks, question.policy))
 
-    def listing(self, answers: Answers, arch: str | None) -> bytes:
+    async def described(self, answers: Answers, *releases: tuple[str, str]) -> Descriptions:
+        """What racks know of these releases (os, release), or of all; those that no rack describes now are left out."""
+        return await self._describer.describe(answers, releases or None)
+
+    def listing(self, answers: Answers, arch: str | None, described: Descriptions) -> bytes:
         """The list of releases as JSON: the same bytes for the same answers, on the same day."""
-        return self._written(documents.releases, answers, arch)
+        return self._written(documents.releases, answers, arch, described)
 
     async def past(self, os: str, release: str, published: Published) -> Past | None:
         """What became of a release; None, and a line in the log, if that cannot be read at the moment."""
+        if not (is_path_component(os) and is_path_component(release)):
+            return Past()  # no image can be called so, and not every text can be asked about
         try:
             return await self._records.past(os, release, published.number)
         except DatabaseUnavailable as error:
@@ -135,10 +151,17 @@ class Releases:
         return kept[1]
 
     def why(
-        self, answers: Answers, os: str, release: str, arch: str | None, kernel: str | None, past: Past | None
+        self,
+        answers: Answers,
+        os: str,
+        release: str,
+        arch: str | None,
+        kernel: str | None,
+        past: Past | None,
+        described: Descriptions,
     ) -> bytes:
         """Why a release can be deployed or not, as JSON: the same bytes for the same answers, on the same day."""
-        return self._written(documents.why, answers, os, release, arch, kernel, past)
+        return self._written(documents.why, answers, os, release, arch, kernel, past, described)
 
     def _written(self, write: Callable[..., documents.Document], answers: Answers, *arguments: Hashable) -> bytes:
         today = self.today()

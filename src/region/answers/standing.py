@@ -61,10 +61,14 @@ class Failing:
         at = when(self.next_try) if self.next_try is not None else None
         return {"generation": self.generation, "reason": self.reason, "next_try": at}
 
-    def __str__(self) -> str:
-        what = f"generation {self.generation}" if self.generation is not None else "what is published"
+    def told(self, held: int | None) -> str:
+        """That it failed, why, and when it is tried again; of a rack that is at the generation ``held``."""
         again = f"; it tries again at {when(self.next_try)}" if self.next_try is not None else ""
-        return f"could not fetch {what} ({self.reason[:_SHOWN].rstrip('.')}){again}"
+        reason = self.reason[:_SHOWN].rstrip(".")
+        if self.generation is not None and self.generation == held:
+            return f"lacks part of that ({reason}){again}"
+        what = f"generation {self.generation}" if self.generation is not None else "what is published"
+        return f"could not fetch {what} ({reason}){again}"
 
 
 def fetching(rack: RackAnswer) -> Fetching | None:
@@ -101,10 +105,11 @@ def standing(rack: RackAnswer, target: Target, published: Published, may_hold: b
 
 def _activity(rack: RackAnswer, published: Published) -> str:
     """What a rack that is not in step does about it."""
-    doing = fetching(rack) or failing(rack)
-    if doing is not None:
-        return f"and {doing}"
     held = rack.held
+    if (under_way := fetching(rack)) is not None:
+        return f"and {under_way}"
+    if (failed := failing(rack)) is not None:
+        return f"and {failed.told(held.generation if held is not None else None)}"
     if held is not None and held.generation is not None and held.generation > (published.number or 0):
         return "a newer one than this region process has heard of"
     return f"and has not begun to fetch generation {published.number}"

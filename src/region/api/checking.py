@@ -68,6 +68,10 @@ def _value(parameter: Parameter, value: Value) -> Any:
             raise ValueError("This is not UTF-8 text.") from None
     if "\x00" in value:
         raise ValueError("This has a NUL character in it.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("This has half a character in it (a surrogate, as in JSON's \\ud800).") from None
     match parameter.kind:
         case "integer":
             return _integer(parameter, value)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from attrs import Factory, field, frozen
 
 from region.answers.asking import Asker, IRackLinks, RackInfo
+from region.answers.licensing import Validator
 from region.answers.published import PublishedView
 from region.answers.releases import Releases
 from region.api.history import History
@@ -16,6 +17,7 @@ from region.events import EventStore
 from region.images.job import JobStore
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
+from region.license_keys import LicenseKeyStore
 from region.nodes.requests import NodeRequests
 from region.nodes.store import NodeStore
 from region.processes import Connections
@@ -129,4 +131,6 @@ class Parts:
     software: str
     scripts: ScriptStore
     results: ResultStore
+    license_keys: LicenseKeyStore
+    validator: Validator
     history: History = field(init=False, default=Factory(lambda self: History(self.generations), takes_self=True))

@@ -53,7 +53,7 @@ async def list_releases(parts: Parts, call: Call) -> Reply:
     """Every release with its state by architecture, and how asking each rack ended."""
     question = _question(call)
     answers = await _answers(parts, question, call)
-    body = parts.releases.listing(answers, question.arch)
+    body = parts.releases.listing(answers, question.arch, await parts.releases.described(answers))
     if not answers.choices:
         # An empty list would say that nothing can ever be deployed, which nobody knows.
         nothing = answers.of(Target("", "", ""))
@@ -77,6 +77,7 @@ async def read_release(parts: Parts, call: Call) -> Reply:
     if best.state is State.UNKNOWN:
         ANSWERS.labels(best.state.value).inc()
         raise _unknown(answers, name, question.arch, past)
+    described = await parts.releases.described(answers, (os, release))
     kernel = call.values.get("kernel")
     if kernel is not None:
         answers = _for_kernel(parts, answers, Target(os, release, question.arch or ""), kernel, past)
@@ -84,7 +85,7 @@ async def read_release(parts: Parts, call: Call) -> Reply:
     ANSWERS.labels(best.state.value).inc()
     if best.state is not State.DEPLOYABLE:
         _log_open(name if kernel is None else f"{name} with kernel {kernel}", best, call)
-    body = parts.releases.why(answers, os, release, question.arch, kernel, past)
+    body = parts.releases.why(answers, os, release, question.arch, kernel, past, described)
     return Reply(body, STATUS[best.state], headers=_retry(best.state))
 
 

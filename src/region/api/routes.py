@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from region.api import about, events, images, machines, racks, releases, results, scripts, sources, tags
+from region.api import about, events, images, license_keys, machines, racks, releases, results, scripts, sources, tags
 from region.api.operations import BYTES, JSON, TEXT, Operation, Parameter
 
 _LIMIT: Final = Parameter("limit", "How many at most.", kind="integer", minimum=1, maximum=1000)
@@ -233,6 +233,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *scripts.OPERATIONS,
     *results.OPERATIONS,
     *tags.OPERATIONS,
+    *license_keys.OPERATIONS,
 )  # fmt: skip
 
 assert len({(one.method, one.path, one.op) for one in OPERATIONS}) == len(OPERATIONS), "each is there once"

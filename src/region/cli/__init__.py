@@ -26,6 +26,7 @@ def commands(subparsers: Any) -> None:
     _script(subparsers)
     _login(subparsers)
     _tags(subparsers)
+    _license_keys(subparsers)
     _region(subparsers)
     node_commands(subparsers, _later)
 
@@ -361,6 +362,39 @@ examples:
     )
     parser.add_argument("url", metavar="URL")
     parser.add_argument("key", metavar="KEY", help="consumer:token:secret, or -")
+
+
+def _license_keys(subparsers: Any) -> None:
+    connection = connection_options()
+    parser = command(
+        subparsers,
+        "license-key",
+        _later("license_keys", "show_all"),
+        "The license keys of releases that must not be installed without one.",
+        epilog="""\
+The racks judge whether a key can be one, by its form. While one does not answer that could know better, a key is
+neither taken nor called wrong (exit status 3).
+
+examples:
+  stanchion license-key
+  stanchion license-key set windows/win2022 - < key.txt
+  stanchion license-key delete windows/win2022""",
+        parents=[connection],
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action")
+    for name, function, summary, more in (
+        ("list", "show_all", "Show the license keys.", ""),
+        ("set", "give", "Give a release its license key, or another one.", " windows/win2022 - < key.txt"),
+        ("delete", "delete", "Forget the license key of a release.", " windows/win2022"),
+    ):
+        one = command(
+            actions, name, _later("license_keys", function), summary,
+            epilog=f"example:\n  stanchion license-key {name}{more}", parents=[connection],
+        )  # fmt: skip
+        if name != "list":
+            one.add_argument("release", metavar="OS/RELEASE", help="such as windows/win2022")
+        if name == "set":
+            one.add_argument("license", metavar="LICENSE", help="the license key, or - to read it from standard input")
 
 
 def _tags(subparsers: Any) -> None:

@@ -1,0 +1,213 @@
+"""What racks know of releases: what they are called where the stream does not say, what their images are good for, and
+which need a license key.
+
+A rack is asked about a release once; what it said holds until the images of that release change. What no rack could be
+asked about is left open, and never makes an answer fail or wait for longer than a round of asking does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from attrs import frozen
+from twisted.internet.defer import DeferredLock
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from region.answers.asking import DEADLINE, IRackLinks
+from region.answers.combine import Answers, RackAnswer
+from region.answers.past import Kernel
+from rpc import rounds
+from rpc.commands import DescribeRelease
+from rpc.manifest import Image
+from rpc.outcomes import Answered, Outcome
+
+log = Logger()
+
+REMEMBERED: Final = 1024
+"""Of how many releases it is remembered what a rack said."""
+
+ANSWERS: Final = 16
+"""For how many combined answers the whole is remembered."""
+
+TOGETHER: Final = 64
+"""How many releases are asked about at a time."""
+
+PAUSE: Final = 30.0
+"""Seconds for which a rack that could not describe a release is not asked again."""
+
+Release = tuple[str, str]
+"""(os, release)"""
+
+
+class BadDescription(ValueError):
+    """What a rack said is no description; the text says why."""
+
+
+@frozen
+class Described:
+    """What a rack said of one release; ``purposes`` by kernel, of the images that it holds."""
+
+    title: str
+    requires_license_key: bool
+    purposes: tuple[tuple[Kernel, tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def read(cls, answer: Mapping[str, Any]) -> Described:
+        """The answer to ``DescribeRelease``.
+
+        :raises BadDescription: if it is none.
+        """
+        try:
+            purposes = tuple(
+                (
+                    Kernel(*(_text(use[name]) for name in Kernel._fields)),
+                    tuple(sorted(_text(each) for each in use["purposes"])),
+                )
+                for use in answer["uses"]
+            )
+        except (TypeError, KeyError, AttributeError) as error:
+            raise BadDescription(f"'uses' is not what it must be: {type(error).__name__}: {error}") from error
+        return cls(answer["title"], answer["requires_license_key"], tuple(sorted(purposes)))
+
+    def uses(self, arch: str, kernel: Kernel | None = None) -> list[str] | None:
+        """What the images for an architecture, or the one for a kernel, may be used for; None if that is not known."""
+        found = [uses for one, uses in self.purposes if one.arch == arch and kernel in (None, one)]
+        return sorted({use for uses in found for use in uses}) if found else None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+@frozen(cache_hash=True)
+class Descriptions:
+    """What is known of some releases. What is written of them is remembered by it, so its hash is computed once."""
+
+    known: tuple[tuple[Release, Described], ...] = ()
+
+    @cached_property
+    def _by_release(self) -> Mapping[Release, Described]:
+        return dict(self.known)
+
+    def of(self, os: str, release: str) -> Described | None:
+        """What is known of one release; None if nothing is."""
+        return self._by_release.get((os, release))
+
+
+class Describer:
+    """Asks racks about releases.
+
+    :param deadline: seconds that a rack has to answer.
+    """
+
+    def __init__(
+        self,
+        links: IRackLinks,
+        clock: IReactorTime,
+        *,
+        deadline: float = DEADLINE,
+        ask_all: Callable[..., Awaitable[Mapping[Any, Outcome[Any]]]] = rounds.ask_all,
+    ) -> None:
+        self._links = links
+        self._clock = clock
+        self._deadline = deadline
+        self._ask_all = ask_all
+        self._asking = DeferredLock()
+        self._known: OrderedDict[Hashable, Described] = OrderedDict()
+        self._whole: OrderedDict[Hashable, tuple[Answers, Descriptions]] = OrderedDict()
+        self._paused: dict[str, float] = {}
+
+    async def describe(self, answers: Answers, releases: Collection[Release] | None = None) -> Descriptions:
+        """What racks that answered know of ``releases`` (None: of all that ``answers`` are about)."""
+        # Answers are kept beside what was made of them, so no others can have their id.
+        key = id(answers), None if releases is None else tuple(releases)
+        if key in self._whole:
+            self._whole.move_to_end(key)
+            return self._whole[key][1]
+        wanted = sorted({target[:2] for target in answers.by_target} if releases is None else releases)
+        async with self._asking:
+            found = await self._describe(answers, wanted)
+        if len(found) == len(wanted):
+            self._whole[key] = answers, Descriptions(tuple(found.items()))
+            _trim(self._whole, ANSWERS)
+        return Descriptions(tuple(found.items()))
+
+    async def _describe(self, answers: Answers, wanted: Sequence[Release]) -> Mapping[Release, Described]:
+        shapes = {rack.rack: _shapes(rack, wanted) for rack in answers.racks if rack.held is not None}
+        found: dict[Release, Described] = {}
+        began = self._clock.seconds()
+        while True:
+            to_ask: dict[Release, str] = {}
+            for release in wanted:
+                rack = self._whom(answers, release, shapes)
+                known = self._known.get((release, shapes[rack][release])) if rack is not None else None
+                if known is not None:
+                    found[release] = known
+                elif rack is not None:
+                    to_ask[release] = rack
+            to_ask = {release: rack for release, rack in to_ask.items() if release not in found}
+            if not to_ask or self._clock.seconds() - began >= self._deadline:
+                return {release: found[release] for release in wanted if release in found}
+            # Each turn describes a release more or does without a rack more, so there is an end.
+            found |= await self._ask(dict(list(to_ask.items())[:TOGETHER]), shapes)
+
+    def _whom(
+        self, answers: Answers, release: Release, shapes: Mapping[str, Mapping[Release, frozenset[Any]]]
+    ) -> str | None:
+        """The rack to ask: one that holds the release if there is one, else any that answers."""
+        able = [
+            rack.rack
+            for rack in answers.racks
+            if rack.rack in shapes
+            and self._links.link_of(rack.rack) is not None
+            and self._paused.get(rack.rack, 0.0) <= self._clock.seconds()
+        ]
+        return min(able, key=lambda rack: (not shapes[rack][release], able.index(rack)), default=None)
+
+    async def _ask(
+        self, to_ask: Mapping[Release, str], shapes: Mapping[str, Mapping[Release, frozenset[Any]]]
+    ) -> Mapping[Release, Described]:
+        asks = {
+            release: (self._links.link_of(rack), {"os": release[0], "release": release[1]})
+            for release, rack in to_ask.items()
+        }
+        found: dict[Release, Described] = {}
+        for release, outcome in (await self._ask_all(DescribeRelease, asks, deadline=self._deadline)).items():
+            rack = to_ask[release]
+            if not isinstance(outcome, Answered):
+                # The link has logged and counted that.
+                self._paused[rack] = self._clock.seconds() + PAUSE
+                continue
+            try:
+                found[release] = self._known[release, shapes[rack][release]] = Described.read(outcome.value)
+            except BadDescription as error:
+                log.error("Rack {rack} described {release} badly: {reason}", rack=rack, release="/".join(release),
+                          reason=str(error))  # fmt: skip
+                self._paused[rack] = self._clock.seconds() + PAUSE
+        _trim(self._known, REMEMBERED)
+        return found
+
+
+def _shapes(rack: RackAnswer, wanted: Iterable[Release]) -> Mapping[Release, frozenset[Any]]:
+    """For each release, everything that a rack's words about it depend on; empty if it does not hold it."""
+    shapes: dict[Release, set[Any]] = {release: set() for release in wanted}
+    for target, images in rack.held.catalogue.targets.items() if rack.held is not None else ():
+        if target[:2] in shapes:
+            shapes[target[:2]].update(map(_shape, images))
+    return {release: frozenset(shape) for release, shape in shapes.items()}
+
+
+def _shape(image: Image) -> Hashable:
+    said = image.attribute("release_title"), image.requires_license_key
+    return Kernel.of(image), said, tuple((file.name, file.ftype) for file in image.files)
+
+
+def _trim(kept: OrderedDict[Any, Any], limit: int) -> None:
+    while len(kept) > limit:
+        kept.popitem(last=False)
