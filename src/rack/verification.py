@@ -232,5 +232,5 @@ class _Shown:
         """Say it, if there is something new to say."""
         tenth = 10 * going.bytes // going.bytes_total if going.bytes_total else 0
         if tenth > self._tenth and not self.is_quiet:
-            complain(f"verified {size(going.bytes)} of {size(going.bytes_total)} ({tenth}0 %)")
+            complain(f"verified {size(going.bytes)} of {size(going.bytes_total)} ({10 * tenth} %)")
         self._tenth = tenth

@@ -75,11 +75,13 @@ class RpcConfig:
 
 @frozen
 class ImportConfig:
-    """How images are imported. ``interval_minutes`` 0 imports on request only; ``proxy`` is an http proxy's URL."""
+    """How images are imported. ``interval_minutes`` 0 imports on request only; ``proxy`` is an http proxy's URL.
+    Uploads of which nothing came for ``upload_expire_hours`` are forgotten."""
 
     interval_minutes: float = field(default=60.0, validator=at_least(0))
     at_start: bool = True
     concurrency: int = field(default=4, validator=between(1, 64))
+    upload_expire_hours: float = field(default=24.0, validator=between(0.01, 8760))
     connect_timeout_seconds: float = field(default=10.0, validator=between(0.001, 86400))
     idle_timeout_seconds: float = field(default=30.0, validator=between(0.001, 86400))
     proxy: str = field(default="", validator=_proxy)

@@ -43,10 +43,12 @@ from region.database.migrations import MigrationError, migrate
 from region.events import EventCleaner, EventStore
 from region.hardware.hooks import HOOKS
 from region.images.importer import Importer
+from region.images.receiving import Receiver
 from region.images.repair import Repairs
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
 from region.images.stream import StreamResource
+from region.images.uploads import UploadStore
 from region.keeping import Keeper
 from region.layouts.networking import networking
 from region.layouts.storage import storage
@@ -234,6 +236,11 @@ class RegionService(Service):
         )  # fmt: skip
         blobs.on_damage.append(partial(reactor.callFromThread, repairs.found))
         blobs.on_repair.append(partial(reactor.callFromThread, repairs.repaired))
+        uploads = UploadStore(database)
+        receiver = Receiver(
+            uploads, blobs, config.name, images.upload_expire_hours, reactor, run_in_thread,
+            partial(importer.request, "upload"),
+        )  # fmt: skip
         view = PublishedView(generations)
         asker = Asker(
             registry,
@@ -274,6 +281,8 @@ class RegionService(Service):
             jobs=importer.jobs,
             importer=importer,
             verifier=verifier,
+            uploads=uploads,
+            receiver=receiver,
             events=events,
             nodes=NodeStore(database),
             node_requests=NodeRequests(database, config.commissioning, choose),
@@ -338,6 +347,8 @@ class RegionService(Service):
         importer.start()
         self._stops("the importer", importer.stop)
         await run_in_thread(blobs.prepare)
+        await receiver.start()
+        self._stops("taking in uploads", receiver.stop)
         repairs.start()
         self._stops("seeing to repairs", repairs.stop)
         verifier.start()

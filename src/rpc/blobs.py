@@ -251,6 +251,14 @@ class BlobStore:
         except FileNotFoundError:
             return 0
 
+    def discard_part(self, sha256: str) -> bool:
+        """Delete what was fetched of a blob, unless a writer has it open; whether there is nothing left."""
+        path = self.part_path(sha256)
+        with self._unused(path) as unused:
+            if unused:
+                _remove(path)
+        return not path.exists()
+
     def adopt_part(self, sha256: str, size: int) -> None:
         """Verify a ``.part`` file that has its full size, and make it the blob.
 

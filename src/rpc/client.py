@@ -117,6 +117,10 @@ class Client:
         """The answer to POST or PUT ``path`` with form ``fields``, and ``files`` whose bytes are sent as they are."""
         return self.request(method, path, {}, fields, files).document
 
+    def put_bytes(self, path: str, data: bytes, **query: str | None) -> Any:
+        """The answer to PUT ``path`` with ``data`` as the body, as it is."""
+        return self.request("PUT", path, query, body=data).document
+
     def delete(self, path: str) -> None:
         """DELETE ``path``."""
         self.request("DELETE", path, {})
@@ -128,15 +132,18 @@ class Client:
         query: Mapping[str, str | list[str] | None],
         fields: Fields | None = None,
         files: Mapping[str, bytes] = NO_FILES,
+        *,
+        body: bytes | None = None,
     ) -> Answer:
-        """One request; None in ``query`` is left out."""
+        """One request; None in ``query`` is left out. ``body`` is sent as it is, in place of a form."""
         url = f"{self.profile.url}/MAAS/api/2.0/{path}"
         given = {name: value for name, value in query.items() if value is not None}
         if given:
             url += "?" + urlencode(given, doseq=True)
         headers = {"Accept": "application/json", "User-Agent": "stanchion"}
-        body = None
-        if files:
+        if body is not None:
+            headers["Content-Type"] = "application/octet-stream"
+        elif files:
             boundary = uuid.uuid4().hex
             body = _multipart(boundary, fields or NO_FIELDS, files)
             headers["Content-Type"] = f"multipart/form-data; boundary={boundary}"

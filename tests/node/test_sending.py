@@ -23,6 +23,9 @@ def wrong(status: int, **headers: str) -> Answer:
     return Answer(status, "Reason", {name.replace("_", "-"): value for name, value in headers.items()}, b"why")
 
 
+Outcome = Answer | NoAnswer
+
+
 class FakeClient:
     """Answers with what ``respond`` gives for a body."""
 
@@ -129,7 +132,9 @@ class SenderTests(SendingTestCase):
             )
             self.spool.add("item a", "", b"a")
 
-            def respond(body: bytes, outcome: Any = outcome, sender: Sender = sender) -> Answer | NoAnswer:
+            def respond(
+                body: bytes, outcome: Answer | NoAnswer = outcome, sender: Sender = sender
+            ) -> Answer | NoAnswer:
                 if self.clock.now() < 70:
                     return outcome
                 sender.end()

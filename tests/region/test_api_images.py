@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock, deferLater
 
 from region.answers.published import PublishedView
@@ -20,13 +21,17 @@ from region.api.routes import OPERATIONS
 from region.images.job import JobStore
 from region.images.lock import try_lock
 from region.images.plan import Change
+from region.images.receiving import Receiver
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
+from region.images.uploads import UploadStore
 from region.nodes.store import NodeStore
 from region.scripts.results import ResultStore
 from region.scripts.store import ScriptStore
 from region.upstream import Problem
+from rpc.blobs import BlobStore
 from rpc.manifest import Image, Manifest
+from rpc.verifying import MIB, Verifier
 from tests.database import DatabaseTestCase, reactor
 from tests.region.api_parts import parts_of
 from tests.region.fakes import EPOCH, Keys, Racks
@@ -69,6 +74,15 @@ class StoresTestCase(DatabaseTestCase):
         self.sources = SourceStore(self.database, cast(Any, inline))
         self.generations = GenerationStore(self.database, cast(Any, inline))
         self.importer = FakeImporter(self.jobs)
+        self.blobs = BlobStore(Path(self.mktemp()))
+        self.addCleanup(self.blobs.close)
+        self.uploads = UploadStore(self.database)
+        self.receiver = Receiver(
+            self.uploads, self.blobs, "region", 24.0, self.clock, cast(Any, maybeDeferred),
+            lambda: self.importer.request("upload"),
+        )  # fmt: skip
+        self.addCleanup(lambda: self.run_async(self.receiver.stop()))
+        self.verifier = Verifier(self.blobs, self.clock, cast(Any, maybeDeferred), self.clock.seconds, MIB, 0)
         view = PublishedView(self.generations)
         parts = parts_of(
             releases=Releases(cast(Any, None), view, self.clock, cast(Any, None), cast(Any, None)),
@@ -80,6 +94,9 @@ class StoresTestCase(DatabaseTestCase):
             generations=self.generations,
             jobs=self.jobs,
             importer=self.importer,
+            uploads=self.uploads,
+            receiver=self.receiver,
+            verifier=self.verifier,
             scripts=ScriptStore(self.database),
             results=ResultStore(self.database),
             nodes=NodeStore(self.database),

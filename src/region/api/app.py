@@ -18,7 +18,7 @@ from werkzeug.exceptions import BadHost
 from werkzeug.exceptions import NotFound as NoSuchPath
 
 from region.api.checking import checked
-from region.api.forms import parse_body, parse_query
+from region.api.forms import FileValue, parse_body, parse_query
 from region.api.oauth import Authenticator
 from region.api.operations import BadRequest, Call, Operation, Reply, text
 from region.api.parts import Parts
@@ -114,7 +114,9 @@ class Api:
         form: dict[str, tuple[Any, ...]] = {}
         if method != "GET":
             content_type, body = content_type_of(request), read_body(request)
-            if len(body) <= INLINE:
+            if any(known.raw for (of, _), known in table.items() if of == method):
+                form = {"content": (FileValue(body),)}
+            elif len(body) <= INLINE:
                 form = dict(parse_body(content_type, body))
             else:
                 form = dict(await self._run_in_thread(parse_body, content_type, body))

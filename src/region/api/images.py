@@ -14,39 +14,60 @@ from region.answers.wording import when
 from region.api.operations import BadRequest, Call, NotFound, Reply, document, text
 from region.api.parts import Parts
 from region.images.job import ImportJob
+from region.images.receiving import Received
 from region.images.store import Generation, GenerationSummary
+from region.images.uploads import Upload
+from region.upstream.values import UPLOADS
 from rpc.manifest import Image, ImageKey
 from rpc.verifying import MIB
 
 TYPES: Final = ("synced", "generated", "uploaded", "all")
-"""The types of boot resource that MAAS has; all of ours are synced."""
+"""The types of boot resource that MAAS has; none of ours is generated."""
 
 
 # Boot resources
 
 
 async def list_resources(parts: Parts, call: Call) -> Reply:
-    """Every image of the current generation."""
+    """Every image of the current generation, and those that are being uploaded."""
     wanted = call.values.get("type") or "all"
     if wanted not in TYPES:
         raise BadRequest(f"Bad type '{wanted}'")
-    generation = await parts.generations.current()
-    if generation is None or wanted in ("generated", "uploaded"):
+    if wanted == "generated":
         return document([])
+    published = await parts.generations.current()
+    resources = await _published(parts, published)
+    for upload in await parts.uploads.list():
+        resources.setdefault(resource_id(upload.image), uploaded_resource(upload))
+    return document([found for found in resources.values() if wanted in ("all", found["type"].lower())])
+
+
+async def _published(parts: Parts, generation: Generation | None) -> dict[int, dict[str, Any]]:
+    if generation is None:
+        return {}
     updates, deployed = await parts.history.updates(generation), await parts.nodes.deployed()
-    return document([_resource(image, generation, updates, deployed) for image in generation.manifest.images])
+    return {resource_id(image): _resource(image, generation, updates, deployed) for image in generation.manifest.images}
 
 
 async def read_resource(parts: Parts, call: Call) -> Reply:
     """One image with its files."""
     wanted = call.number("id")
+    sets: dict[str, Any] = {}
+    found: dict[str, Any] | None = None
     generation = await parts.generations.current()
     for image in generation.manifest.images if generation else ():
         if resource_id(image) == wanted:
             assert generation is not None, "the image is of a generation"
             updates, deployed = await parts.history.updates(generation), await parts.nodes.deployed()
-            return document(_resource(image, generation, updates, deployed) | {"sets": {image.version: _set(image)}})
-    raise NotFound(f"There is no boot resource {wanted}: it may have been removed by a newer generation.")
+            found = _resource(image, generation, updates, deployed)
+            sets[image.version] = _set(image)
+    for upload in await parts.uploads.list():
+        if resource_id(upload.image) == wanted:
+            found = found or uploaded_resource(upload)
+            sets.setdefault(upload.version, upload_set(await parts.receiver.progress(upload)))
+    if found is None:
+        raise NotFound(f"There is no boot resource {wanted}: it may have been removed by a newer generation.")
+    return document(found | {"sets": sets})
 
 
 async def start_import(parts: Parts, call: Call) -> Reply:
@@ -80,29 +101,41 @@ def _resource(
     deployed: Mapping[tuple[str, str, str], int],
 ) -> dict[str, Any]:
     number, published = updates.get(image.key, (generation.number, generation.published))
+    machines = deployed.get((image.os, image.release, image.arch), 0)
+    return described(image) | {
+        "generation": number, "last_update": _time(published), "machines_deployed": machines,
+    }  # fmt: skip
+
+
+def described(image: Image) -> dict[str, Any]:
+    """An image as a boot resource, whether it is published or on its way."""
     found = {
         "id": resource_id(image),
-        "type": "Synced",
+        "type": "Uploaded" if image.source == UPLOADS else "Synced",
         "name": f"{image.os}/{image.release or image.attribute('bootloader-type')}",
         "architecture": f"{image.arch}/{image.subarch or 'generic'}",
         "title": image.attribute("release_title") or image.release,
         "label": image.label,
         "version": image.version,
         "size": image.size,
-        "generation": number,
-        "last_update": _time(published),
+        "generation": None,
+        "last_update": None,
         "last_deployed": None,
-        "machines_deployed": deployed.get((image.os, image.release, image.arch), 0),
+        "machines_deployed": 0,
         "resource_uri": f"{BASE}/boot-resources/{resource_id(image)}/",
     }
-    for name, value in (("subarches", image.attribute("subarches")), ("kflavor", image.kflavor)):
+    for name, value in (
+        ("subarches", image.attribute("subarches")),
+        ("kflavor", image.kflavor),
+        ("base_image", image.attribute("base_image")),
+    ):
         if value:
             found[name] = value
     return found
 
 
 def _set(image: Image) -> dict[str, Any]:
-    # What is published is complete: an image is in a generation only if every file of it is verified.
+    # What is published is complete: an image is in a generation only if every file of it was verified.
     return {
         "version": image.version,
         "label": image.label,
@@ -119,6 +152,26 @@ def _set(image: Image) -> dict[str, Any]:
             for file in image.files
         },
     }
+
+
+def uploaded_resource(upload: Upload) -> dict[str, Any]:
+    """An image that is not published yet."""
+    return described(upload.image) | {"last_update": _time(upload.touched)}
+
+
+def upload_set(received: Received) -> dict[str, Any]:
+    """Its one set, with where to send what is missing of its one file."""
+    upload = received.upload
+    found = _set(upload.image) | {"complete": received.complete}
+    if not received.complete:
+        size = upload.request.size
+        found["progress"] = 100.0 * received.received / size
+        uri = f"{BASE}/boot-resources/{resource_id(upload.image)}/upload/{upload.id}/"
+        for file in found["files"].values():
+            file |= {
+                "complete": False, "progress": found["progress"], "received": received.received, "upload_uri": uri,
+            }  # fmt: skip
+    return found
 
 
 # Verification

@@ -79,7 +79,8 @@ class Operation:
     """One row of the table: what is called, how, by whom, and what it may answer.
 
     ``name`` is unique; ``resource`` and ``action`` are the names that MAAS clients know it by. ``answers`` says what
-    each status means. ``content`` is the type of a successful answer.
+    each status means. ``content`` is the type of a successful answer. ``raw``: the body is no form, but as it is
+    the parameter ``content``.
     """
 
     method: str
@@ -93,6 +94,7 @@ class Operation:
     answers: Mapping[int, str] = field(factory=dict)
     anonymous: bool = False
     content: str = JSON
+    raw: bool = False
 
     @property
     def name(self) -> str:

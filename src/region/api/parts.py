@@ -15,8 +15,10 @@ from region.answers.releases import Releases
 from region.api.history import History
 from region.events import EventStore
 from region.images.job import JobStore
+from region.images.receiving import Receiver
 from region.images.sources import SourceStore
 from region.images.store import GenerationStore
+from region.images.uploads import UploadStore
 from region.license_keys import LicenseKeyStore
 from region.nodes.requests import NodeRequests
 from region.nodes.store import NodeStore
@@ -124,6 +126,8 @@ class Parts:
     jobs: JobStore
     importer: IImporter
     verifier: IVerifier
+    uploads: UploadStore
+    receiver: Receiver
     events: EventStore
     nodes: NodeStore
     node_requests: NodeRequests

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from region.api import about, events, images, license_keys, machines, racks, releases, results, scripts, sources, tags
+from region.api import (
+    about,
+    events,
+    images,
+    license_keys,
+    machines,
+    racks,
+    releases,
+    results,
+    scripts,
+    sources,
+    tags,
+    uploads,
+)
 from region.api.operations import BYTES, JSON, TEXT, Operation, Parameter
 
 _LIMIT: Final = Parameter("limit", "How many at most.", kind="integer", minimum=1, maximum=1000)
@@ -70,9 +83,45 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     # What is published, and how it came to be.
     Operation(
         "GET", "/boot-resources/", "BootResources", "read", images.list_resources,
-        "Every image of the current generation.",
-        parameters=(Parameter("type", "synced, generated, uploaded or all (default). All of ours are synced."),),
+        "Every image of the current generation, and those that are being uploaded.",
+        parameters=(Parameter("type", "synced, generated, uploaded or all (default). None of ours is generated."),),
         answers={200: "The list.", 400: "`Bad type 'x'`"},
+    ),
+    Operation(
+        "POST", "/boot-resources/", "BootResources", "create", uploads.create_resource,
+        "Upload an image. With `content` it is taken in at once (up to 16 MiB); without, in chunks: each is a PUT to "
+        "the file's `upload_uri`. The same again finds the upload that was cut: `received` says how many bytes have "
+        "come.",
+        parameters=uploads.FIELDS,
+        answers={
+            201: "The image, with `sets` as when it is read.", 400: _WRONG,
+            503: "The same content is being written at this moment. With `Retry-After`.",
+            507: "The disk has no room for it.",
+        },
+    ),
+    Operation(
+        "PUT", "/boot-resources/{id}/upload/{upload_id}/", "BootResourceUpload", "update", uploads.upload_chunk,
+        "Append a chunk (the body, at most 24 MiB of any type) to an upload. When all has come it is verified, and an "
+        "import that publishes it is asked for.",
+        parameters=(
+            Parameter("content", "The chunk: all of the body.", kind="file", required=True),
+            Parameter("offset", "Where in the content it belongs, so that none is taken twice; in the query.",
+                      kind="integer", minimum=0),
+        ),
+        answers={
+            200: "The image, with how much has come.",
+            400: "Too much data, or all of it and its sha256 is another: then it is thrown away.",
+            404: _GONE,
+            409: "It does not belong at `offset`, and the text says where to go on; or another region process has it.",
+            503: "The same content is being written at this moment. With `Retry-After`.",
+            507: "The disk is full.",
+        },
+        raw=True,
+    ),
+    Operation(
+        "DELETE", "/boot-resources/{id}/", "BootResource", "delete", uploads.delete_resource,
+        "Delete an uploaded image, and what is under way of it; the next generation is without it.",
+        answers={204: "It is deleted.", 404: _GONE, 409: "It is imported from a source; the text says from which."},
     ),
     Operation(
         "POST", "/boot-resources/", "BootResources", "import", images.start_import,

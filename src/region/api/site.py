@@ -22,6 +22,7 @@ BODY_LIMIT: Final = 1 << 20
 
 UPLOADS: Final[Mapping[bytes, int]] = {
     b"/MAAS/api/2.0/scripts": 4 << 20,  # a script of 1 MiB, as base64 and with its fields
+    b"/MAAS/api/2.0/boot-resources": 24 << 20,  # a chunk of an image of 16 MiB, as base64 and with its fields
     b"/MAAS/metadata": 16 << 20,  # the four files of a script's output
 }
 """Bytes that it may have there."""

@@ -182,14 +182,73 @@ examples:
     parser.add_argument("--mac", metavar="MAC", action="append", help="only of the node with this MAC address")
     parser.add_argument("--limit", metavar="N", type=int, default=100, help="the newest so many (default: %(default)s)")
     parser.add_argument("--follow", action="store_true", help="go on and show those that come; Ctrl-C ends it")
+    _images(subparsers, connection)
+
+
+def _images(subparsers: Any, connection: argparse.ArgumentParser) -> None:
     parser = command(
         subparsers,
         "images",
         _later("answers", "images"),
-        "Which images the region has published.",
-        epilog="examples:\n  stanchion images\n  stanchion images --json",
+        "Which images the region has published; verify, upload and delete them.",
+        epilog="""\
+examples:
+  stanchion images
+  stanchion images --json
+  stanchion images verify
+  stanchion images upload mine.tgz --name mine --arch amd64
+  stanchion images delete mine""",
         parents=[connection],
     )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action")
+    command(
+        actions, "list", _later("answers", "images"), "Show the images that are published.",
+        epilog="example:\n  stanchion images list", parents=[connection],
+    )  # fmt: skip
+    one = command(
+        actions, "verify", _later("images", "verify"), "Hash all of the region's files again, and show how it goes.",
+        epilog="""\
+The region does that by itself, slowly, once a week ([verify] in region.toml). What is damaged is served no more at
+once, and is fetched again from upstream. Ctrl-C stops watching; the region goes on.
+
+exit status: 0 nothing is damaged, 1 something was or is, 3 no answer.
+
+examples:
+  stanchion images verify
+  stanchion images verify --rate 200      not slowly
+  stanchion images verify --status        how far it is, or how it last ended""",
+        parents=[connection],
+    )  # fmt: skip
+    one.add_argument("--rate", metavar="MIB", type=int, help="MiB in a second at most (default: that of region.toml)")
+    one.add_argument("--no-wait", action="store_true", help="do not wait for its end")
+    one.add_argument("--status", action="store_true", help="begin nothing; say how it is")
+    one = command(
+        actions, "upload", _later("images", "upload"), "Upload an image of your own.",
+        epilog="""\
+When all has come the region publishes it, and racks fetch it, as they do what is imported. What was cut goes on with
+the same command; what is not gone on with is forgotten after a day. A newer upload of the same name replaces the older.
+
+examples:
+  stanchion images upload mine.tgz --name mine --arch amd64 --title 'My own'
+  stanchion images upload disk.img.gz --name custom/disk --arch arm64
+  stanchion images upload win.dd.gz --name windows/win2022 --arch amd64 --filetype ddgz""",
+        parents=[connection],
+    )  # fmt: skip
+    one.add_argument("file", metavar="FILE", help="the image")
+    one.add_argument(
+        "--name", required=True, metavar="[OS/]NAME", help="what it is called; without OS/, a custom image"
+    )
+    one.add_argument("--arch", required=True, metavar="ARCH[/SUBARCH]", help="for which machines: amd64, say")
+    one.add_argument("--title", metavar="TEXT", help="what people are shown")
+    one.add_argument("--filetype", metavar="TYPE", help="tgz, squashfs, ddgz, … (default: by the end of FILE's name)")
+    one.add_argument("--base-image", metavar="OS/RELEASE", help="what it was made of")
+    one = command(
+        actions, "delete", _later("images", "delete"), "Delete an image that was uploaded.",
+        epilog="examples:\n  stanchion images delete mine\n  stanchion images delete windows/win2022 --arch amd64",
+        parents=[connection],
+    )  # fmt: skip
+    one.add_argument("name", metavar="[OS/]NAME", help="what it is called")
+    one.add_argument("--arch", metavar="ARCH", help="which, if there are several")
 
 
 def _which(parser: argparse.ArgumentParser) -> None:

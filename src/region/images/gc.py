@@ -14,6 +14,7 @@ from twisted.logger import Logger
 
 from region.database import Session, Transaction
 from region.images.lock import require_lock
+from region.images.uploads import contents
 from rpc.blobs import STALE, BlobStore, Swept
 from rpc.fetch import RunInThread
 from rpc.manifest import parse_manifest
@@ -81,7 +82,7 @@ async def collect(
     :raises ImportLockLost: if ``session`` does not hold the lock; then nothing was removed.
     """
 
-    async def retire(transaction: Transaction) -> tuple[tuple[int, ...], list[tuple[bytes, str]]]:
+    async def retire(transaction: Transaction) -> tuple[tuple[int, ...], list[tuple[bytes, str]], frozenset[str]]:
         await require_lock(transaction)
         current = await transaction.one("SELECT generation FROM current_generation")
         numbers = [row[0] for row in await transaction.query("SELECT number FROM generation WHERE retired IS NULL")]
@@ -94,10 +95,10 @@ async def collect(
                 "UPDATE generation SET manifest = NULL, retired = now() WHERE number = ANY(%s)", (list(retiring),)
             )
         rows = await transaction.query("SELECT manifest, digest FROM generation WHERE retired IS NULL")
-        return retiring, [(bytes(manifest), digest) for manifest, digest in rows]
+        return retiring, [(bytes(manifest), digest) for manifest, digest in rows], await contents(transaction)
 
-    retiring, manifests = await session.transact(retire)
-    keep = set(also_keep)
+    retiring, manifests, uploaded = await session.transact(retire)
+    keep = {*also_keep, *uploaded}
     swept = await run_in_thread(_sweep, blobs, manifests, keep, stale_after)
     collected = Collected(retiring, swept.blobs + swept.partials, swept.bytes)
     if collected.retired or collected.files:

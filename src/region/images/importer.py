@@ -25,6 +25,7 @@ from region.images.sources import SourceStore
 from region.images.steps import Fetcher, ImportParts, ImportRun, Reader, nobody_syncs
 from region.images.store import GenerationStore
 from region.images.threads import in_thread
+from region.images.uploads import UploadStore
 from region.upstream import Source, SourceFailed
 from rpc.blobs import BlobStore
 from rpc.fetch import RunInThread
@@ -82,7 +83,18 @@ class Importer:
         self._at_start = at_start
         self._follow_edits = follow_edits
         self._parts = ImportParts(
-            self.jobs, sources, generations, reader, fetcher, blobs, clock, run_in_thread, syncing, free_bytes, now
+            self.jobs,
+            sources,
+            generations,
+            reader,
+            fetcher,
+            blobs,
+            clock,
+            UploadStore(database),
+            run_in_thread,
+            syncing,
+            free_bytes,
+            now,
         )
         self._timer = LoopingCall(self._want, "timer")
         self._timer.clock = clock

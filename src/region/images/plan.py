@@ -15,7 +15,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from region.upstream.values import Problem, Source, SourceFailed, SourceRead, UpstreamImage
+from region.upstream.values import UPLOADS, Problem, Source, SourceFailed, SourceRead, UpstreamImage
 from rpc.manifest import Image, ImageFile, ImageKey, Manifest
 
 ChangeKind = Literal["added", "changed", "removed", "kept"]
@@ -163,6 +163,8 @@ def _standing(
             return _Standing.UNCERTAIN, f"the entry of {entry.product} at {url} cannot be used: {entry.reason}"
     if image.key in listed[url]:
         return _Standing.LISTED, ""
+    if url == UPLOADS:
+        return _Standing.UNLISTED, "it had been uploaded, and was deleted"
     for seen in end.documents:
         if seen.name == content_id:
             date = seen.updated.strftime("%Y-%m-%d %H:%M:%S %Z").rstrip()
@@ -260,7 +262,8 @@ def _missing(image: Image, verified: Collection[str]) -> list[ImageFile]:
 def _difference(old: Image | None, new: Image) -> Iterator[Change]:
     """The change from ``old`` to ``new``, if they differ in anything."""
     if old is None:
-        yield Change("added", new, f"{new.content_id} of {new.source} lists it")
+        why = "it was uploaded" if new.source == UPLOADS else f"{new.content_id} of {new.source} lists it"
+        yield Change("added", new, why)
         return
     if old == new:
         return

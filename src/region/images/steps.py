@@ -29,7 +29,9 @@ from region.images.plan import Assembly, Change, Plan, assemble, plan
 from region.images.sources import SourceStore
 from region.images.store import Generation, GenerationMoved, GenerationStore
 from region.images.threads import in_thread
+from region.images.uploads import UploadStore
 from region.upstream import Problem, Source, SourceFailed, SourceRead
+from region.upstream.values import UPLOADS
 from rpc.blobs import BlobStore
 from rpc.fetch import Fetched, FetchFailed, Progress, RunInThread, Wanted
 from rpc.manifest import EMPTY, Manifest
@@ -80,6 +82,7 @@ class ImportParts:
     fetcher: Fetcher
     blobs: BlobStore
     clock: IReactorTime
+    uploads: UploadStore
     run_in_thread: RunInThread = in_thread
     syncing: Callable[[], Mapping[str, int]] = nobody_syncs
     free_bytes: Callable[[Path], int] = free_bytes
@@ -160,7 +163,8 @@ class ImportRun:
         reads = await self._read()
         base = await self._parts.generations.read_current(self._session)
         previous = EMPTY if base is None else base.manifest
-        planned = await self._in_thread(plan, reads, previous)
+        uploads = await self._parts.uploads.read(self._session)
+        planned = await self._in_thread(plan, (*reads, uploads), previous)
         await self._report(planned.problems)
         verified, failures = await self._obtain(planned, previous)
         assembly = await self._assemble(planned, previous, verified, failures)
@@ -198,13 +202,19 @@ class ImportRun:
 
     async def _obtain(self, planned: Plan, previous: Manifest) -> tuple[set[str], dict[str, str]]:
         """Fetch what is missing: the sha256 of all contents that are verified now, and why the others are not."""
-        fetchable = {download.sha256 for download in planned.downloads}
+        fetchable = {download.sha256 for download in planned.downloads if not download.url.startswith(UPLOADS)}
         verified, failures = await self._in_thread(
             verify, self._parts.blobs, planned.blobs(previous), fetchable, self._stopped.is_set
         )
-        missing = [download for download in planned.downloads if download.sha256 not in verified]
+        missing = []
+        for download in planned.downloads:
+            if download.sha256 in fetchable:
+                if download.sha256 not in verified:
+                    missing.append(download)
+            elif download.sha256 in failures:  # nobody has it but who uploaded it
+                failures[download.sha256] += "; upload it again (stanchion images upload)"
         wanted = [Wanted(each.url, each.sha256, each.size, each.label) for each in missing]
-        await self._require_space(wanted, fetchable)
+        await self._require_space(wanted, {download.sha256 for download in planned.downloads})
         self._life.inputs.fetch(len(wanted), sum(each.size for each in wanted))
         if wanted:
             ends = await self._stoppable(lambda: self._parts.fetcher.fetch(wanted, self._progressed))

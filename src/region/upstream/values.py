@@ -19,6 +19,9 @@ from rpc.urls import public
 
 ANY: Final = "*"
 
+UPLOADS: Final = "uploads:"
+"""What stands for a source's URL in the images that people have uploaded."""
+
 Severity = Literal["error", "warning"]
 
 MAX_SHOWN: Final = 600
