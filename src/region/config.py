@@ -92,7 +92,7 @@ class VerifyConfig:
     """How all files on the disk are hashed again in the background: at most ``rate_mib_per_second``, beginning every
     ``interval_days``; 0 only when somebody asks."""
 
-    rate_mib_per_second: float = field(default=16.0, validator=between(0.01, 100_000))
+    rate_mib_per_second: float = field(default=12.0, validator=between(0.01, 100_000))
     interval_days: float = field(default=7.0, validator=between(0, 3650))
 
 

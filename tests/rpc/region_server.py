@@ -37,7 +37,9 @@ class Told:
 
 
 def _form(content_type: str, body: bytes) -> dict[str, list[str]]:
-    """The fields of a body; a file's bytes as Latin-1, so that none is lost."""
+    """The fields of a body; a file's bytes as Latin-1, so that none is lost; a body that is no form as the field ""."""
+    if content_type == "application/octet-stream":
+        return {"": [body.decode("latin-1")]}
     if not content_type.startswith("multipart/"):
         return parse_qs(body.decode())
     found: dict[str, list[str]] = {}

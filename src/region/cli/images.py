@@ -193,6 +193,8 @@ def send(
                 raise
             pause(1.0)
             resource = _again(client, resource, content["upload_uri"])
+            if isinstance(error, Refused) and error.code == 409 and _file_of(resource).get("received") == at:
+                raise  # it does belong there, so that is not why
     if is_shown:
         progress.show(length)
     return resource
