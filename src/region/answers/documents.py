@@ -199,9 +199,6 @@ def rack_entry(rack: RackAnswer, published: Published) -> Document:
         "behind": sum(number > (generation or 0) for number in published.listed),
         "in_step": held is not None and held.catalogue.digest == published.catalogue.digest,
         "progress": dict(rack.progress),
-        "reported": wording.when(rack.reported) if rack.reported is not None else None,
-        "fetching": under_way.document if (under_way := fetching(rack)) is not None else None,
-        "failing": failed.document if (failed := failing(rack)) is not None else None,
     }
 
 
@@ -239,6 +236,9 @@ def _rack_row(rack: RackAnswer, answer: Answer, published: Published) -> Documen
     else:
         row["holds"] = None if rack.rack in answer.silent else False
         row["versions"] = []
+    row["reported"] = wording.when(rack.reported) if rack.reported is not None else None
+    row["fetching"] = under_way.document if (under_way := fetching(rack)) is not None else None
+    row["failing"] = failed.document if (failed := failing(rack)) is not None else None
     row["says"] = standing(rack, answer.target, published, row["holds"] is None)
     return row
 
