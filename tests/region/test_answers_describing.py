@@ -89,6 +89,12 @@ class TestAsking(DescribingTestCase):
         self.assertEqual((self.racks.links["aaaaaa"].described, self.racks.links["bbbbbb"].described),
                          ([], [("ubuntu", "noble")]))  # fmt: skip
 
+    def test_of_many_racks_that_hold_the_same_one_is_asked(self) -> None:
+        link = self.hold(image(NOBLE))
+        others = [self.racks.add(f"b{number:05}", link.catalogue) for number in range(200)]
+        self.get("releases/")
+        self.assertEqual(sum(len(one.described) for one in [link, *others]), 1)
+
     def test_many_releases_are_asked_about_in_several_turns(self) -> None:
         link = self.hold(*(image(Target("centos", f"centos{number}", "amd64")) for number in range(150)))
         titles = {one["title"] for one in self.get("releases/").json["releases"]}

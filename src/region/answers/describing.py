@@ -18,7 +18,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from region.answers.asking import DEADLINE, IRackLinks
-from region.answers.combine import Answers, RackAnswer
+from region.answers.combine import Answers, Catalogue
 from region.answers.past import Kernel
 from rpc import rounds
 from rpc.commands import DescribeRelease
@@ -139,65 +139,66 @@ class Describer:
         return Descriptions(tuple(found.items()))
 
     async def _describe(self, answers: Answers, wanted: Sequence[Release]) -> Mapping[Release, Described]:
-        shapes = {rack.rack: _shapes(rack, wanted) for rack in answers.racks if rack.held is not None}
+        # Most racks hold the same: what they hold is looked at once for all of them.
+        catalogues = {id(rack.held.catalogue): rack.held.catalogue for rack in answers.racks if rack.held is not None}
+        shapes = {held: _shapes(catalogue, wanted) for held, catalogue in catalogues.items()}
         found: dict[Release, Described] = {}
         began = self._clock.seconds()
         while True:
-            to_ask: dict[Release, str] = {}
-            for release in wanted:
-                rack = self._whom(answers, release, shapes)
-                known = self._known.get((release, shapes[rack][release])) if rack is not None else None
-                if known is not None:
-                    found[release] = known
-                elif rack is not None:
-                    to_ask[release] = rack
-            to_ask = {release: rack for release, rack in to_ask.items() if release not in found}
+            able = self._able(answers)
+            to_ask: dict[Release, tuple[str, Hashable]] = {}
+            for release in wanted if able else ():
+                # One that holds the release if there is one, else any that answers.
+                held = next((held for held in able if shapes[held][release]), next(iter(able)))
+                key = release, shapes[held][release]
+                if key in self._known:
+                    found.setdefault(release, self._known[key])
+                elif release not in found and len(to_ask) < TOGETHER:
+                    to_ask[release] = able[held], key
             if not to_ask or self._clock.seconds() - began >= self._deadline:
                 return {release: found[release] for release in wanted if release in found}
             # Each turn describes a release more or does without a rack more, so there is an end.
-            found |= await self._ask(dict(list(to_ask.items())[:TOGETHER]), shapes)
+            found |= await self._ask(to_ask)
 
-    def _whom(
-        self, answers: Answers, release: Release, shapes: Mapping[str, Mapping[Release, frozenset[Any]]]
-    ) -> str | None:
-        """The rack to ask: one that holds the release if there is one, else any that answers."""
-        able = [
-            rack.rack
-            for rack in answers.racks
-            if rack.rack in shapes
-            and self._links.link_of(rack.rack) is not None
-            and self._paused.get(rack.rack, 0.0) <= self._clock.seconds()
-        ]
-        return min(able, key=lambda rack: (not shapes[rack][release], able.index(rack)), default=None)
+    def _able(self, answers: Answers) -> Mapping[int, str]:
+        """For each catalogue that is held, by its id, the first rack with it that can be asked; in the racks' order."""
+        able: dict[int, str] = {}
+        now = self._clock.seconds()
+        for rack in answers.racks:
+            if rack.held is None or id(rack.held.catalogue) in able or self._paused.get(rack.rack, 0.0) > now:
+                continue
+            if self._links.link_of(rack.rack) is not None:
+                able[id(rack.held.catalogue)] = rack.rack
+        return able
 
-    async def _ask(
-        self, to_ask: Mapping[Release, str], shapes: Mapping[str, Mapping[Release, frozenset[Any]]]
-    ) -> Mapping[Release, Described]:
+    async def _ask(self, to_ask: Mapping[Release, tuple[str, Hashable]]) -> Mapping[Release, Described]:
         asks = {
             release: (self._links.link_of(rack), {"os": release[0], "release": release[1]})
-            for release, rack in to_ask.items()
+            for release, (rack, _) in to_ask.items()
         }
         found: dict[Release, Described] = {}
         for release, outcome in (await self._ask_all(DescribeRelease, asks, deadline=self._deadline)).items():
-            rack = to_ask[release]
+            rack, key = to_ask[release]
             if not isinstance(outcome, Answered):
                 # The link has logged and counted that.
                 self._paused[rack] = self._clock.seconds() + PAUSE
                 continue
             try:
-                found[release] = self._known[release, shapes[rack][release]] = Described.read(outcome.value)
+                found[release] = self._known[key] = Described.read(outcome.value)
             except BadDescription as error:
-                log.error("Rack {rack} described {release} badly: {reason}", rack=rack, release="/".join(release),
-                          reason=str(error))  # fmt: skip
+                log.error(
+                    "Rack {rack} described {release} badly: {reason}",
+                    rack=rack, release="/".join(release), reason=str(error),
+                )  # fmt: skip
                 self._paused[rack] = self._clock.seconds() + PAUSE
         _trim(self._known, REMEMBERED)
         return found
 
 
-def _shapes(rack: RackAnswer, wanted: Iterable[Release]) -> Mapping[Release, frozenset[Any]]:
-    """For each release, everything that a rack's words about it depend on; empty if it does not hold it."""
+def _shapes(catalogue: Catalogue, wanted: Iterable[Release]) -> Mapping[Release, frozenset[Any]]:
+    """For each release, everything that a rack's words about it depend on; empty if the catalogue does not have it."""
     shapes: dict[Release, set[Any]] = {release: set() for release in wanted}
-    for target, images in rack.held.catalogue.targets.items() if rack.held is not None else ():
+    for target, images in catalogue.targets.items():
         if target[:2] in shapes:
             shapes[target[:2]].update(map(_shape, images))
     return {release: frozenset(shape) for release, shape in shapes.items()}
