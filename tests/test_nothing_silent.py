@@ -85,6 +85,11 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "respond",
         "addBoth passed",
     ): "for a client that hung up; _failed came before",
+    (
+        "src/region/cli/images.py",
+        "_again",
+        "Unreachable",
+    ): "the upload is tried again, and that raises when it has lasted",
     ("src/region/metadata/parsing.py", "_power", "ValueError, RecursionError"): "the client is refused, with a 400",
     ("src/region/metadata/service.py", "MetadataResource.render", "addErrback lambda"): (
         "a client that hung up; what it sent goes on being stored, and respond() has logged what failed"
