@@ -39,7 +39,7 @@ def by_mail(body: bytes) -> list[tuple[str, bytes]]:
     """What a parser of mail says that the parts are: name and content."""
     message = BytesParser(EmailMessage, policy=HTTP).parsebytes(f"Content-Type: {PLAIN}\r\n\r\n".encode() + body)
     return [
-        (part.get_param("name", header="content-disposition"), part.get_payload(decode=True))
+        (str(part.get_param("name", header="content-disposition")), bytes(part.get_payload(decode=True)))
         for part in message.iter_parts()
     ]
 

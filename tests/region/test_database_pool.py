@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg2
 import psycopg2.errors
+from psycopg2.extras import Json
 from twisted.internet import reactor as installed_reactor
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.internet.protocol import Factory, Protocol
@@ -97,6 +98,16 @@ class StatementTests(PoolTestCase):
         ):  # fmt: skip
             await self.raised(error, self.database.query(sql, values))
             self.assertEqual(await self.pid(), pid, error)
+
+    async def test_a_value_that_no_statement_can_have_is_no_lost_connection(self) -> None:
+        before = await self.database.one("SELECT pg_backend_pid()")
+        deep: Any = 1
+        for _ in range(2000):
+            deep = [deep]
+        for value, error in (("a\0b", ValueError), ("\ud800", UnicodeEncodeError), (Json(deep), RecursionError)):
+            with self.assertRaises(error):
+                await self.database.query("SELECT %s", (value,))
+        self.assertEqual(await self.database.one("SELECT pg_backend_pid()"), before)
 
     async def test_a_server_whose_disk_is_full_is_unavailable_and_the_connection_is_kept(self) -> None:
         pid = await self.pid()

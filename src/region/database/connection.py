@@ -371,8 +371,8 @@ def _result(cursor: Any) -> Result:
 
 
 def _says_lost(error: BaseException) -> bool:
-    if isinstance(error, ValueError):
-        return False  # a parameter that no statement can have, as text with NUL: nothing was sent
+    if isinstance(error, ValueError | TypeError | RecursionError):
+        return False  # a value that no statement can have, such as a NUL: nothing of it was sent
     if not isinstance(error, psycopg2.Error):
         # ConnectionDone and the like are the transport's word. The others were raised before anything was sent.
         return not isinstance(error, _NOT_SENT)
