@@ -21,6 +21,10 @@ from region.api.operations import BadRequest
 FIELDS: Final = 1000
 """How many values a body may have at most."""
 
+MAX_MARKS: Final = 1 << 20
+MAX_ESCAPES: Final = 2 << 20
+"""Of what takes a parser some hundred bytes each, how much a body may have: of JSON, and of a form."""
+
 
 @frozen
 class FileValue:
@@ -66,6 +70,8 @@ def parse_body(content_type: str, body: bytes) -> Form:
 
 
 def _pairs(data: bytes, where: str) -> Mapping[str, tuple[str, ...]]:
+    if data.count(b"%") > MAX_ESCAPES:
+        raise BadRequest(f"The {where} has more than {MAX_ESCAPES} percent signs; send large values as multipart.")
     found: dict[str, list[str]] = defaultdict(list)
     try:
         pairs = parse_qsl(
@@ -120,6 +126,8 @@ def _text_or_file(data: bytes) -> Value:
 
 
 def _json(body: bytes) -> Form:
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_MARKS:
+        raise BadRequest(f"The body has more than {MAX_MARKS} commas and brackets; send large values as multipart.")
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
