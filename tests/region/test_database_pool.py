@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,26 @@ from region.database import (
 from tests.database import DatabaseTestCase
 
 reactor: Any = installed_reactor
+
+
+class Reader:
+    """Fires ``seen`` with what can be read from a socket."""
+
+    def __init__(self, reading: socket.socket, seen: Deferred[bytes]) -> None:
+        self.reading = reading
+        self.seen = seen
+
+    def fileno(self) -> int:
+        return self.reading.fileno()
+
+    def logPrefix(self) -> str:
+        return "a reader"
+
+    def connectionLost(self, reason: object) -> None:
+        pass
+
+    def doRead(self) -> None:
+        self.seen.callback(self.reading.recv(1))
 
 
 class PoolTestCase(DatabaseTestCase):
@@ -300,6 +322,31 @@ class FaultTests(PoolTestCase):
         after = await all_pids()
         self.assertEqual(len(after), 5)
         self.assertEqual(before & after, set())
+
+    async def test_a_socket_that_libpq_has_closed_by_itself_is_not_taken_for_another(self) -> None:
+        database = self.make(self.dsn, size=1)
+        await database.start()
+        await database.query("SELECT 1")
+        [used] = database._idle
+        # As libpq does when it finds in the middle of sending that the other end is gone.
+        os.close(used._wire._connection.fileno())
+        pairs = [socket.socketpair() for _ in range(2)]
+        try:
+            used.close("it was found to be lost")
+            self.assertEqual(used._wire.fileno(), -1)
+            self.assertNotIn(used._wire, reactor.getReaders())
+            reading, writing = pairs[-1]
+            seen: Deferred[bytes] = Deferred()
+            reader = Reader(reading, seen)
+            reactor.addReader(reader)
+            writing.send(b"x")
+            self.assertEqual(await seen, b"x")
+            reactor.removeReader(reader)
+        finally:
+            for pair in pairs:
+                for end in pair:
+                    with contextlib.suppress(OSError):  # closing libpq's has closed the one that had its number
+                        end.close()
 
     async def test_a_statement_in_flight_fails_when_its_connection_is_lost(self) -> None:
         async with self.database.session() as session:
