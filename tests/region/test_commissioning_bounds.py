@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from region.commissioning.intake import TooMuch
+from twisted.internet.defer import Deferred
+
+from region.commissioning.intake import TooMuch, UnknownNode
 from region.commissioning.messages import MAX_FILES
 from region.commissioning.signals import MessageFile, Signal, SignalStatus, StatusMessage, Upload
+from region.database import Transaction
 from region.nodes import kinds
 from tests.region.commissioning import WorkerTestCase
 
@@ -75,6 +78,35 @@ class BoundsTests(WorkerTestCase):
         await self.end(self.node)
         self.results = await self.begin(self.node)
         await self.intake.signal(self.node, self.finished("20-block-devices", out=b"123"))
+
+    async def test_a_node_that_is_deleted_at_that_moment_is_unknown(self) -> None:
+        for storing, is_refused in (
+            (lambda: self.intake.ping(self.node, "here"), False),
+            (lambda: self.intake.signal(self.node, self.finished("10-lshw")), True),
+            (lambda: self.intake.message(self.node, message()), True),
+        ):
+            outcomes: list[Any] = []
+
+            async def delete(transaction: Transaction, storing: Any = storing, outcomes: Any = outcomes) -> None:
+                await transaction.execute("DELETE FROM node WHERE id = %s", (self.node.id,))
+                Deferred.fromCoroutine(storing()).addBoth(outcomes.append)
+                await self.until(self.somebody_waits)  # for the row of the node
+
+            await self.database.transact(delete)
+
+            async def stored(outcomes: Any = outcomes) -> bool:
+                return bool(outcomes)
+
+            await self.until(stored)
+            if is_refused:
+                self.assertTrue(outcomes[0].check(UnknownNode), outcomes)
+            else:
+                self.assertEqual(outcomes, [None])
+            self.node = await self.make_node()
+            self.results = await self.begin(self.node)
+
+    async def somebody_waits(self) -> bool:
+        return bool(await self.database.query("SELECT FROM pg_locks WHERE NOT granted"))
 
     async def test_messages_are_bounded_by_the_hour(self) -> None:
         await self.intake.message(self.node, message())

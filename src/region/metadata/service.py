@@ -198,7 +198,10 @@ class MetadataResource(Resource):
     async def _scripts(self, known: Known) -> Reply:
         if not known.retired:
             await self._parts.intake.ping(known.name, "fetched its scripts")
-        standing = await self._parts.intake.standing(known.name, retired=known.retired)
+        try:
+            standing = await self._parts.intake.standing(known.name, retired=known.retired)
+        except UnknownNode as error:
+            raise Unauthorized(f"The token is of no node any more: {error}.") from error
         try:
             archive = None if standing.stop else await self._parts.scripts.pending(known.name.id)
         except DevicesUnknown as error:
