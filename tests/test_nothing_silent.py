@@ -135,7 +135,11 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "Gathering._begin",
         "addErrback _failed",
     ): "given to all who wait, in a loop",
-    ("src/region/commissioning/gathering.py", "one", "TransactionRollbackError"): "tried again, and then raised",
+    (
+        "src/region/commissioning/gathering.py",
+        "one",
+        "TransactionRollbackError, ForeignKeyViolation",
+    ): "tried again, and then raised",
     (
         "src/region/commissioning/worker.py",
         "Worker.wake",

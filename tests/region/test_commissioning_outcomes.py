@@ -14,6 +14,8 @@ MERGES = b"a0: &a0 {x: 1}\n" + b"".join(
     f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}], y{n}: 1}}\n".encode() for n in range(1, 30)
 )
 
+COPIES = b"a0: &a0 [x]\n" + b"".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n".encode() for n in range(1, 30))
+
 
 class OutcomeTests(SynchronousTestCase):
     def test_a_status_is_read_and_none_is_none(self) -> None:
@@ -31,6 +33,10 @@ class OutcomeTests(SynchronousTestCase):
 
     def test_a_bomb_is_read_at_once(self) -> None:
         self.assertIsNone(read_outcome(MERGES))
+
+    def test_a_status_that_is_made_of_copies_of_copies_is_not_written_out(self) -> None:
+        with self.assertRaisesRegex(OutcomeInvalid, "the status a list"):
+            read_outcome(COPIES + b"status: *a29")
 
     @given(st.binary(max_size=200))
     @settings(max_examples=200)

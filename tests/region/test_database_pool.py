@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 from functools import partial
 from typing import Any
 
 import psycopg2
 import psycopg2.errors
+from psycopg2.extras import Json
 from twisted.internet import reactor as installed_reactor
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.internet.protocol import Factory, Protocol
@@ -27,6 +30,26 @@ from region.database import (
 from tests.database import DatabaseTestCase
 
 reactor: Any = installed_reactor
+
+
+class Reader:
+    """Fires ``seen`` with what can be read from a socket."""
+
+    def __init__(self, reading: socket.socket, seen: Deferred[bytes]) -> None:
+        self.reading = reading
+        self.seen = seen
+
+    def fileno(self) -> int:
+        return self.reading.fileno()
+
+    def logPrefix(self) -> str:
+        return "a reader"
+
+    def connectionLost(self, reason: object) -> None:
+        pass
+
+    def doRead(self) -> None:
+        self.seen.callback(self.reading.recv(1))
 
 
 class PoolTestCase(DatabaseTestCase):
@@ -97,6 +120,16 @@ class StatementTests(PoolTestCase):
         ):  # fmt: skip
             await self.raised(error, self.database.query(sql, values))
             self.assertEqual(await self.pid(), pid, error)
+
+    async def test_a_value_that_no_statement_can_have_is_no_lost_connection(self) -> None:
+        before = await self.database.one("SELECT pg_backend_pid()")
+        deep: Any = 1
+        for _ in range(2000):
+            deep = [deep]
+        for value, error in (("a\0b", ValueError), ("\ud800", UnicodeEncodeError), (Json(deep), RecursionError)):
+            with self.assertRaises(error):
+                await self.database.query("SELECT %s", (value,))
+        self.assertEqual(await self.database.one("SELECT pg_backend_pid()"), before)
 
     async def test_a_server_whose_disk_is_full_is_unavailable_and_the_connection_is_kept(self) -> None:
         pid = await self.pid()
@@ -289,6 +322,31 @@ class FaultTests(PoolTestCase):
         after = await all_pids()
         self.assertEqual(len(after), 5)
         self.assertEqual(before & after, set())
+
+    async def test_a_socket_that_libpq_has_closed_by_itself_is_not_taken_for_another(self) -> None:
+        database = self.make(self.dsn, size=1)
+        await database.start()
+        await database.query("SELECT 1")
+        [used] = database._idle
+        # As libpq does when it finds in the middle of sending that the other end is gone.
+        os.close(used._wire._connection.fileno())
+        pairs = [socket.socketpair() for _ in range(2)]
+        try:
+            used.close("it was found to be lost")
+            self.assertEqual(used._wire.fileno(), -1)
+            self.assertNotIn(used._wire, reactor.getReaders())
+            reading, writing = pairs[-1]
+            seen: Deferred[bytes] = Deferred()
+            reader = Reader(reading, seen)
+            reactor.addReader(reader)
+            writing.send(b"x")
+            self.assertEqual(await seen, b"x")
+            reactor.removeReader(reader)
+        finally:
+            for pair in pairs:
+                for end in pair:
+                    with contextlib.suppress(OSError):  # closing libpq's has closed the one that had its number
+                        end.close()
 
     async def test_a_statement_in_flight_fails_when_its_connection_is_lost(self) -> None:
         async with self.database.session() as session:

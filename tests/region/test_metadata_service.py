@@ -19,7 +19,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 
-from region.commissioning.intake import UnknownNode, UnknownResult
+from region.commissioning.intake import SignalRefused, TooMuch, UnknownNode, UnknownResult
 from region.commissioning.signals import Signal, SignalStatus, StatusMessage
 from region.database import CommitUnknown, DatabaseUnavailable
 from region.metadata.service import Known, MetadataParts, MetadataResource
@@ -335,6 +335,19 @@ class StatusTests(ServiceTestCase):
         self.fakes.storing = fail
         self.assertEqual(self.ask("status/abc123", "POST", body=self.BODY).status, 500)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_what_there_is_no_room_for_says_so_and_when_there_may_be_some(self) -> None:
+        for error, status, wait in (
+            (TooMuch("it has enough", is_rate=False), 400, None), (TooMuch("it has enough", is_rate=True), 429, "600"),
+        ):  # fmt: skip
+
+            def refuse(error: SignalRefused = error) -> Deferred[None]:
+                raise error
+
+            self.fakes.storing = refuse
+            for answer in (self.signal(op="signal", status="OK"), self.ask("status/abc123", "POST", body=self.BODY)):
+                self.assertEqual((answer.status, answer.headers["Retry-After"]), (status, wait))
+                self.assertIn("cannot be stored: it has enough", answer.text)
 
 
 class UserDataTests(ServiceTestCase):

@@ -20,7 +20,7 @@ from werkzeug.exceptions import NotFound as NoSuchPath
 from region.api.checking import checked
 from region.api.forms import FileValue, parse_body, parse_query
 from region.api.oauth import Authenticator
-from region.api.operations import BadRequest, Call, Operation, Reply, text
+from region.api.operations import BadRequest, Call, NotFound, Operation, Reply, text
 from region.api.parts import Parts
 from region.api.responding import authorization_of, content_type_of, new_correlation, read_body, respond, write
 from region.api.routes import OPERATIONS
@@ -48,6 +48,8 @@ class Api:
         self._authenticator = authenticator
         self._run_in_thread = run_in_thread
         self._app = Klein()
+        # A name with slashes in it is no other place, to which a client is to be redirected.
+        self._app.url_map.merge_slashes = False
         by_path: dict[str, dict[tuple[str, str | None], Operation]] = {}
         for operation in operations:
             by_path.setdefault(operation.path, {})[operation.method, operation.op] = operation
@@ -95,6 +97,8 @@ class Api:
         key = None
         if not all(operation.anonymous for operation in table.values()):
             key = await self._authenticator.authenticate(authorization_of(request))
+        if unstorable := [name for name, value in names.items() if "\x00" in value]:
+            raise NotFound(f"There is nothing with the {unstorable[0]} {names[unstorable[0]]!r}: it has a NUL in it.")
         operation, given = await self._chosen(request, table, method)
         call = Call(
             path=names,

@@ -39,6 +39,9 @@ def checked(operation: Operation, given: Mapping[str, tuple[Value, ...]]) -> dic
         if len(found) > 1 and not parameter.many:
             wrong[name] = [f"This is given {len(found)} times; give it once."]
             continue
+        if not found and not parameter.many:
+            wrong[name] = ["This is an empty list; give it once, or leave it out."]
+            continue
         try:
             each = tuple(_value(parameter, value) for value in found)
         except ValueError as error:

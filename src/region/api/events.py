@@ -62,8 +62,8 @@ def _level(text: str | None) -> int:
         return Level.INFO
     if text.upper() in Level.__members__:
         return Level[text.upper()]
-    if text.isascii() and text.isdigit() and int(text) in set(Level):
-        return int(text)
+    if text in (numbers := {str(int(each)): each for each in Level}):
+        return numbers[text]
     listed = ", ".join(f"'{name}'" for name in sorted(Level.__members__))
     raise Invalid({"level": [f"'{text}' is not a valid level.  It should be one of: {listed}."]})
 

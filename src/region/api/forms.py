@@ -10,18 +10,20 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from email.message import Message
-from email.parser import BytesParser
-from email.policy import HTTP
-from typing import Any, Final
+from typing import Final
 from urllib.parse import parse_qsl
 
 from attrs import frozen
 
-from region.api.multipart import cut
+from region.api.multipart import Malformed, cut, split
 from region.api.operations import BadRequest
 
 FIELDS: Final = 1000
 """How many values a body may have at most."""
+
+MAX_MARKS: Final = 1 << 20
+MAX_ESCAPES: Final = 2 << 20
+"""Of what takes a parser some hundred bytes each, how much a body may have: of JSON, and of a form."""
 
 
 @frozen
@@ -68,6 +70,8 @@ def parse_body(content_type: str, body: bytes) -> Form:
 
 
 def _pairs(data: bytes, where: str) -> Mapping[str, tuple[str, ...]]:
+    if data.count(b"%") > MAX_ESCAPES:
+        raise BadRequest(f"The {where} has more than {MAX_ESCAPES} percent signs; send large values as multipart.")
     found: dict[str, list[str]] = defaultdict(list)
     try:
         pairs = parse_qsl(
@@ -97,39 +101,21 @@ def parse_plain(content_type: str, body: bytes) -> Form | None:
 
 def _multipart(content_type: str, body: bytes) -> Form:
     plain = parse_plain(content_type, body)
-    return _mail(content_type, body) if plain is None else plain
-
-
-def _mail(content_type: str, body: bytes) -> Form:
-    """The same of any body that a parser of mail understands."""
-    head = f"Content-Type: {content_type}\r\n\r\n".encode("utf-8", "replace")
-    message = BytesParser(policy=HTTP).parsebytes(head + body)
-    if not message.is_multipart() or message.defects:
-        reason = "; ".join(sorted({type(defect).__name__ for defect in message.defects})) or "no boundary"
-        raise BadRequest(f"The body is not multipart/form-data as its Content-Type says ({reason}).")
-    parts: list[Any] = list(message.iter_parts())
+    if plain is not None:
+        return plain
+    try:
+        parts = split(content_type, body)
+    except Malformed as error:
+        raise BadRequest(str(error)) from None
     _require_few(len(parts))
     found: dict[str, list[Value]] = defaultdict(list)
     for part in parts:
-        name = part.get_param("name", header="content-disposition")
-        if part.is_multipart():
-            raise BadRequest(f"The field {name!r} is made of parts itself; send its value alone.")
-        data = part.get_payload(decode=True) or b""
-        if part.defects:
-            raise BadRequest(f"The field {name!r} cannot be decoded ({type(part.defects[0]).__name__}).")
-        if not name:
-            if data.strip():
-                raise BadRequest("The body has a part with content but without a name.")
-            continue
-        found[str(name)].append(_part_value(part, data))
+        if part.name:
+            # libmaas sends bytes without a file name.
+            found[part.name].append(FileValue(part.data) if part.is_file else _text_or_file(part.data))
+        elif part.data.strip():
+            raise BadRequest("The body has a part with content but without a name.")
     return {name: tuple(values) for name, values in found.items()}
-
-
-def _part_value(part: Message, data: bytes) -> Value:
-    """A file if it says so, or if it must be one: libmaas sends bytes without a file name."""
-    if part.get_filename() is not None or part.get_content_type() == "application/octet-stream":
-        return FileValue(data)
-    return _text_or_file(data)
 
 
 def _text_or_file(data: bytes) -> Value:
@@ -140,6 +126,8 @@ def _text_or_file(data: bytes) -> Value:
 
 
 def _json(body: bytes) -> Form:
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_MARKS:
+        raise BadRequest(f"The body has more than {MAX_MARKS} commas and brackets; send large values as multipart.")
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -147,6 +135,8 @@ def _json(body: bytes) -> Form:
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object, with the fields as its members.")
     found = {name: given if isinstance(given, list) else [given] for name, given in value.items() if given is not None}
+    for name in found:
+        _require_text(name)
     _require_few(sum(map(len, found.values())))
     return {name: tuple(_json_value(name, entry) for entry in entries) for name, entries in found.items()}
 
@@ -161,7 +151,16 @@ def _json_value(name: str, value: object) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return value
+            return _require_text(value)
         case int():
             return str(value)
     raise BadRequest(f"The field {name!r} must be text, a number, true or false, or a list of those.")
+
+
+def _require_text(value: str) -> str:
+    """``value``, if it can be written as UTF-8: JSON has halves of characters, which are none."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRequest(f"{value[:80]!a} has half a character in it (a lone surrogate), which is no text.") from None
+    return value

@@ -302,17 +302,23 @@ def _object(given: str) -> Mapping[str, Any]:
         raise ValueError("This is not JSON.") from None
     if not isinstance(value, dict):
         raise ValueError("This is not a JSON object.")
-    if not _is_storable(value):
-        raise ValueError("This has a NUL, or half a character, in it.")
+    if not _is_storable(value, _DEEPEST):
+        raise ValueError(f"This has a NUL, or half a character, in it, or is nested deeper than {_DEEPEST}.")
     return value
 
 
-def _is_storable(value: Any) -> bool:
+_DEEPEST: Final = 16
+"""How deep the JSON of a parameter may be nested."""
+
+
+def _is_storable(value: Any, deepest: int) -> bool:
     match value:
+        case dict() | list() if not deepest:
+            return False
         case dict():
-            return all(_is_storable(each) for pair in value.items() for each in pair)
+            return all(_is_storable(each, deepest - 1) for pair in value.items() for each in pair)
         case list():
-            return all(map(_is_storable, value))
+            return all(_is_storable(each, deepest - 1) for each in value)
         case str():
             return plain(value, len(value) + 1) == value
     return True

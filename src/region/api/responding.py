@@ -6,6 +6,7 @@ region's own: 5xx, and the log holds the details under that id.
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Coroutine
 from typing import Any, Final
@@ -120,6 +121,13 @@ def read_body(request: Any) -> bytes:
     if len(body) > limit:
         raise too_large
     return body
+
+
+def body_size(request: Any) -> int:
+    """Bytes of the request's body that are there to be read."""
+    request.content.seek(0, io.SEEK_END)
+    size: int = request.content.tell()
+    return size
 
 
 def content_type_of(request: Any) -> str:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+import psycopg2.errors
 from attrs import field, frozen
 from psycopg2.extensions import TransactionRollbackError
 from twisted.internet.defer import Deferred
@@ -128,6 +129,7 @@ async def one(database: Database, sql: str, parameters: Parameters) -> Row | Non
 
     try:
         return await database.one(sql, parameters)
-    except TransactionRollbackError as error:
+    except (TransactionRollbackError, psycopg2.errors.ForeignKeyViolation) as error:
+        # What refers to something has collided with its being deleted, a node or a script: that is seen next time.
         log.debug("storing it again after {error}", error=error)
         return await database.transact(again)

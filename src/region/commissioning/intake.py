@@ -11,9 +11,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
+import psycopg2
 from psycopg2.extras import Json
 from twisted.logger import Logger
 
@@ -48,6 +50,10 @@ _TYPES: Final = {
 }  # fmt: skip
 """The parameters of ``store_signal`` in PostgreSQL."""
 
+_FULL: Final = "ST001"
+_FAST: Final = "ST002"
+"""SQLSTATEs of what is over a bound."""
+
 _STORE: Final = f"store_signal({', '.join(f'{name} => %s::{kind}' for name, kind in _TYPES.items())})"
 
 
@@ -61,6 +67,17 @@ class UnknownNode(SignalRefused):
 
 class UnknownResult(SignalRefused):
     """A signal names a script result that is none of its node's."""
+
+
+class TooMuch(SignalRefused):
+    """A node has as much stored as it can have (``migrations/0011_bounds.sql``).
+
+    ``is_rate``: it has sent so much within an hour, and may send this later.
+    """
+
+    def __init__(self, reason: str, *, is_rate: bool) -> None:
+        super().__init__(reason)
+        self.is_rate = is_rate
 
 
 def comes_to(signal: Signal) -> tuple[ScriptStatus, bool]:
@@ -121,7 +138,8 @@ class Intake:
             neither is the node heard of nor does its present run end by that.
         :param token: the public part of that token; whether it is retired is then looked up as well, at the moment of
             storing, so that nothing comes between.
-        :raises SignalRefused: if the signal names what there is not; nothing of it was stored.
+        :raises SignalRefused: if the signal names what there is not, or the node has as much stored as it can have;
+            nothing of it was stored.
         :raises DatabaseUnavailable: if it could not be stored, or nobody knows; storing it again does no harm.
         """
         status, ends = comes_to(signal)
@@ -159,9 +177,10 @@ class Intake:
             "with_hooks": self._hooks,
         }
         size = sum(len(content) for upload in signal.uploads for content in upload.files.values())
-        node_status, stop, problem, is_replay = await self._gathering.call(
-            node.id, [values[name] for name in _TYPES], size
-        )
+        with _bounds():
+            node_status, stop, problem, is_replay = await self._gathering.call(
+                node.id, [values[name] for name in _TYPES], size
+            )
         if problem == "node":
             raise _unknown_node(node)
         if problem == "token":
@@ -181,11 +200,12 @@ class Intake:
         payload = json.dumps(message_document(message), sort_keys=True)
         digest = hashlib.sha256(payload.encode()).hexdigest()
         heard = plain(f"{message.origin} {message.event_type} {message.name}: {message.description}", MAX_TEXT)
-        known = await one(
-            self._database,
-            "SELECT store_message(%s::bigint, %s, %s, %s, %s::jsonb)",
-            (node.id, retired, digest, heard, payload),
-        )
+        with _bounds():
+            known = await one(
+                self._database,
+                "SELECT store_message(%s::bigint, %s, %s, %s, %s::jsonb)",
+                (node.id, retired, digest, heard, payload),
+            )
         if known != (True,):
             raise _unknown_node(node)
         self._queued()
@@ -207,6 +227,17 @@ class Intake:
         if found is None:
             raise _unknown_node(node)
         return Standing(NodeStatus(found[0]), found[1])
+
+
+@contextmanager
+def _bounds() -> Iterator[None]:
+    """Have the database's word that something is over a bound be :class:`TooMuch`."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        if error.pgcode not in (_FULL, _FAST):
+            raise
+        raise TooMuch(error.diag.message_primary or "", is_rate=error.pgcode == _FAST) from error
 
 
 def message_document(message: StatusMessage) -> dict[str, Any]:

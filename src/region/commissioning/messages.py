@@ -22,6 +22,10 @@ from rpc.events import Kind
 LAST_STAGE: Final = "modules-final"
 """The stage of cloud-init in which the runner runs: when it has ended, so has the runner."""
 
+MAX_FILES: Final = 1000
+MAX_BYTES: Final = 1 << 30
+"""How many files, and how much in them, is kept of a node; the database's own bounds (0011_bounds.sql) are the same."""
+
 _KINDS: Final[Mapping[NodeStatus, tuple[Kind, Kind]]] = {
     NodeStatus.COMMISSIONING: (kinds.NODE_COMMISSIONING_EVENT, kinds.NODE_COMMISSIONING_EVENT_FAILED),
     NodeStatus.TESTING: (kinds.NODE_COMMISSIONING_EVENT, kinds.NODE_COMMISSIONING_EVENT_FAILED),
@@ -77,11 +81,10 @@ async def message(transaction: Transaction, work: Work) -> None:
         return
     report = read(work.payload)
     node, status, _ = await lock(transaction, work.node.id)
-    for file in report.files:
-        await _keep(transaction, work, report, file)
+    kept = await _keep_files(transaction, work, report)
     is_end = report.ends_all and await _is_awaited(transaction, work)
     usual, failed = _KINDS.get(status, (kinds.NODE_STATUS_EVENT, kinds.NODE_STATUS_EVENT))
-    await events.record(transaction, node, failed if report.has_failed else usual, report.text)
+    await events.record(transaction, node, failed if report.has_failed else usual, report.text + kept)
     if is_end and status in (NodeStatus.COMMISSIONING, NodeStatus.TESTING):
         await change(
             transaction,
@@ -102,8 +105,13 @@ async def _is_awaited(transaction: Transaction, work: Work) -> bool:
     return row is not None
 
 
-async def _keep(transaction: Transaction, work: Work, report: Report, file: Mapping[str, Any]) -> None:
-    """Keep a file as the output of a result of its own, in a run that has no other purpose."""
+async def _keep_files(transaction: Transaction, work: Work, report: Report) -> str:
+    """Keep files, each as the output of a result of its own, in a run that has no other purpose.
+
+    :return: what people are to be told of those for which there is no room.
+    """
+    if not report.files:
+        return ""
     run = await transaction.one(
         "SELECT id FROM script_set WHERE node_id = %s AND result_type = %s ORDER BY id DESC LIMIT 1",
         (work.node.id, ResultType.INSTALLATION),
@@ -112,15 +120,36 @@ async def _keep(transaction: Transaction, work: Work, report: Report, file: Mapp
         (work.node.id, ResultType.INSTALLATION),
     )
     assert run is not None, "INSERT … RETURNING gives one row"
+    used = await transaction.one(
+        """SELECT (SELECT count(*) FROM script_result WHERE script_set_id = %(run)s),
+                  coalesce((SELECT bytes FROM node_usage WHERE node_id = %(node)s AND script_set_id = %(run)s), 0)""",
+        {"run": run[0], "node": work.node.id},
+    )
+    assert used is not None, "this gives one row"
+    count, size = used
+    left_out = 0
+    for file in report.files:
+        content = base64.b64decode(file["content"])
+        if count >= MAX_FILES or size + len(content) > MAX_BYTES:
+            left_out += 1
+            continue
+        count, size = count + 1, size + len(content)
+        await _keep(transaction, run[0], report, file, content)
+    return f" ({left_out} of its {len(report.files)} files are not kept: the node has as many as it can have)" * bool(
+        left_out
+    )
+
+
+async def _keep(transaction: Transaction, run: int, report: Report, file: Mapping[str, Any], content: bytes) -> None:
     exit_status = file["result"]
     well = exit_status == 0 if exit_status is not None else not report.has_failed
     row = await transaction.one(
         """INSERT INTO script_result (script_set_id, script_name, status, exit_status, started, ended)
            VALUES (%s, %s, %s, %s, clock_timestamp(), clock_timestamp()) RETURNING id""",
-        (run[0], file["path"] or "unnamed", ScriptStatus.PASSED if well else ScriptStatus.FAILED, exit_status),
+        (run, file["path"] or "unnamed", ScriptStatus.PASSED if well else ScriptStatus.FAILED, exit_status),
     )
     assert row is not None, "INSERT … RETURNING gives one row"
     await transaction.execute(
         "INSERT INTO script_output (script_result_id, name, content) VALUES (%s, 'output', %s)",
-        (row[0], psycopg2.Binary(base64.b64decode(file["content"]))),
+        (row[0], psycopg2.Binary(content)),
     )

@@ -47,5 +47,7 @@ def read_outcome(data: bytes) -> ScriptStatus | None:
     if status is None or status == "":
         return None
     if not isinstance(status, str) or status not in STATUSES:
-        raise OutcomeInvalid(f"the script's result has the status {str(status)[:40]!r}, and not {', '.join(STATUSES)}")
+        # A list is told by its type: written out, one that is made of aliases of aliases would fill the memory.
+        shown = repr(status[:40]) if isinstance(status, str) else f"a {type(status).__name__}"
+        raise OutcomeInvalid(f"the script's result has the status {shown}, and not {', '.join(STATUSES)}")
     return STATUSES[status]

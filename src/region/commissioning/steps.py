@@ -133,7 +133,9 @@ class _Hooks:
         )
         outputs = dict(rows)
         row = await database.one("SELECT exit_status FROM script_result WHERE id = %s", (work.result_id,))
-        exit_status = NO_EXIT_STATUS if row is None or row[0] is None else row[0]
+        if row is None:
+            return None, None  # deleted meanwhile with its outputs, and the step with it: nothing will be applied
+        exit_status = NO_EXIT_STATUS if row[0] is None else row[0]
         hook = self._following.hooks.get(work.script_name)
 
         def parse() -> tuple[ScriptStatus | None, Any]:

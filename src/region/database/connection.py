@@ -7,6 +7,7 @@ gets :class:`DatabaseUnavailable`; it never reconnects by itself, because what i
 
 from __future__ import annotations
 
+import os
 import select
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -82,43 +83,79 @@ _BYTEA = extensions.new_type(psycopg2.BINARY.values, "BYTEA", _read_bytea)
 class _Descriptors:
     """The reactor, as txpostgres uses it. A socket that libpq has closed is reported: it cannot be watched."""
 
-    def __init__(self, reactor: Any, closed: Callable[[], object]) -> None:
+    def __init__(self, reactor: Any, follow: Callable[[], bool], closed: Callable[[], object]) -> None:
         self._reactor = reactor
+        self._follow = follow
         self._closed = closed
         self.removeReader = reactor.removeReader
         self.removeWriter = reactor.removeWriter
         self.callLater = reactor.callLater
 
     def addReader(self, descriptor: Any) -> None:
-        if descriptor.fileno() < 0:
-            self._closed()
-        else:
+        if self._follow():
             self._reactor.addReader(descriptor)
+        else:
+            self._closed()
 
     def addWriter(self, descriptor: Any) -> None:
-        if descriptor.fileno() < 0:
-            self._closed()
-        else:
+        if self._follow():
             self._reactor.addWriter(descriptor)
+        else:
+            self._closed()
 
 
 class _Cursor(txpostgres.Cursor):  # type: ignore[misc]  # txpostgres has no type information
+    def fileno(self) -> int:
+        number: int = self._connection.fileno()
+        return number
+
     def _handleCancellation(self, failure: Failure) -> Failure:
         """Keep the server's word (a statement over its time): txpostgres would call it a cancelled Deferred."""
         return failure
 
 
 class _Wire(txpostgres.Connection):  # type: ignore[misc]  # txpostgres has no type information
-    """txpostgres' connection, which tells when an idle connection is lost instead of raising into the reactor."""
+    """txpostgres' connection, which tells when an idle connection is lost instead of raising into the reactor.
+
+    The reactor watches a duplicate of libpq's descriptor. libpq closes its own without a word, in the middle of sending
+    for one; its number may be an HTTP client's a moment later, who would then not be watched, and never be answered.
+    """
 
     cursorFactory = _Cursor
 
     def __init__(
         self, reactor: object, lost: Callable[[str], object], notified: Callable[[str, str], object] | None
     ) -> None:
-        super().__init__(_Descriptors(reactor, self._closed_by_libpq))
+        super().__init__(_Descriptors(reactor, self._follow, self._closed_by_libpq))
+        self._watched = -1
+        self._socket: tuple[int, int] | None = None
         self._lost = lost
         self._notified = notified
+
+    def fileno(self) -> int:
+        return self._watched
+
+    def _follow(self) -> bool:
+        """Watch the socket that libpq has now (it tries several, one after the other); whether there is one."""
+        if self._connection.closed or (current := self._connection.fileno()) < 0:
+            return False
+        status = os.fstat(current)
+        if self._socket != (status.st_dev, status.st_ino):
+            self._forget()
+            self._watched, self._socket = os.dup(current), (status.st_dev, status.st_ino)
+        return True
+
+    def _forget(self) -> None:
+        if self._watched < 0:
+            return
+        self.reactor.removeReader(self)
+        self.reactor.removeWriter(self)
+        os.close(self._watched)
+        self._watched, self._socket = -1, None
+
+    def close(self) -> None:
+        super().close()
+        self._forget()
 
     def doRead(self) -> None:
         try:
@@ -371,8 +408,8 @@ def _result(cursor: Any) -> Result:
 
 
 def _says_lost(error: BaseException) -> bool:
-    if isinstance(error, ValueError):
-        return False  # a parameter that no statement can have, as text with NUL: nothing was sent
+    if isinstance(error, ValueError | TypeError | RecursionError):
+        return False  # a value that no statement can have, such as a NUL: nothing of it was sent
     if not isinstance(error, psycopg2.Error):
         # ConnectionDone and the like are the transport's word. The others were raised before anything was sent.
         return not isinstance(error, _NOT_SENT)

@@ -34,6 +34,9 @@ MESSAGE_BYTES: Final = 4096
 INFLATED_BYTES: Final = 16 << 20
 """What the files of one message may come to."""
 
+VALUES: Final = 100_000
+"""Commas and brackets that a message may have, also in its texts."""
+
 log = Logger()
 
 _LARGEST: Final = (1 << 63) - 1
@@ -183,6 +186,9 @@ def parse_message(body: bytes) -> StatusMessage:
 
     :raises ApiError: 400, if it is none; the text says why.
     """
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > VALUES:
+        # Each value takes many times its place in the text: a body of nothing but brackets would be half a gigabyte.
+        raise BadRequest(f"The status message has more than {VALUES} values.")
     try:
         document = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -22,11 +22,12 @@ from twisted.web.server import NOT_DONE_YET
 from region.api.forms import parse_body, parse_plain, parse_query
 from region.api.oauth import Unauthorized, read_claim
 from region.api.operations import JSON, TEXT, ApiError, BadRequest, NotFound, Reply, text
-from region.api.responding import authorization_of, content_type_of, new_correlation, read_body, respond
-from region.commissioning.intake import SignalRefused, UnknownNode
+from region.api.responding import authorization_of, body_size, content_type_of, new_correlation, read_body, respond
+from region.commissioning.intake import SignalRefused, TooMuch, UnknownNode
 from region.commissioning.signals import Signal, StatusMessage
 from region.database import Database
 from region.metadata.parsing import parse_message, parse_signal
+from region.metadata.room import Room
 from region.metadata.userdata import user_data
 from region.nodes import tokens
 from region.nodes.statuses import NodeStatus
@@ -45,6 +46,11 @@ PLAIN: Final = 512 << 10
 
 REMEMBERED: Final = 10_000
 """Tokens whose secrets are remembered."""
+AT_ONCE: Final = 32 << 20
+"""Bytes of bodies that are looked into and stored at once; others wait, on the disk those that are large."""
+
+RATE_RETRY_SECONDS: Final = 600
+"""When a node that reports too much may go on."""
 
 ACTIVE: Final = frozenset({NodeStatus.COMMISSIONING, NodeStatus.TESTING})
 """While a node has one of these there is something for its runner to do."""
@@ -132,6 +138,7 @@ class MetadataResource(Resource):
         super().__init__()  # type: ignore[no-untyped-call]  # twisted.web is not typed
         self._parts = parts
         self._remembered: OrderedDict[tuple[str, str], Known] = OrderedDict()
+        self._room = Room(AT_ONCE)
 
     def render(self, request: Any) -> int:
         """Answer one request."""
@@ -191,7 +198,10 @@ class MetadataResource(Resource):
     async def _scripts(self, known: Known) -> Reply:
         if not known.retired:
             await self._parts.intake.ping(known.name, "fetched its scripts")
-        standing = await self._parts.intake.standing(known.name, retired=known.retired)
+        try:
+            standing = await self._parts.intake.standing(known.name, retired=known.retired)
+        except UnknownNode as error:
+            raise Unauthorized(f"The token is of no node any more: {error}.") from error
         try:
             archive = None if standing.stop else await self._parts.scripts.pending(known.name.id)
         except DevicesUnknown as error:
@@ -201,6 +211,10 @@ class MetadataResource(Resource):
         return Reply(archive, 200, "application/x-tar", _headers(standing))
 
     async def _operation(self, request: Any, known: Known) -> Reply:
+        async with self._room.of(body_size(request)):
+            return await self._signal(request, known)
+
+    async def _signal(self, request: Any, known: Known) -> Reply:
         _, _, query = request.uri.partition(b"?")
         body = read_body(request)
         content_type = content_type_of(request)
@@ -224,7 +238,7 @@ class MetadataResource(Resource):
         except UnknownNode as error:
             raise Unauthorized(f"{error}.") from None
         except SignalRefused as error:
-            raise BadRequest(f"The signal cannot be stored: {error}.") from None
+            raise _refused("signal", known, error) from None
         if _wants_json(request):
             document: Mapping[str, Any] = {
                 "status": int(standing.status),
@@ -240,12 +254,16 @@ class MetadataResource(Resource):
         _require(method, "POST")
         if known.name.system_id != system_id:
             raise ApiError(text(f"The token is not that of node {system_id[:40]}.", 403))
-        body = read_body(request)
-        message = parse_message(body) if len(body) <= INLINE else await self._parts.run_in_thread(parse_message, body)
-        try:
-            await self._parts.intake.message(known.name, message, retired=known.retired)
-        except UnknownNode as error:
-            raise Unauthorized(f"{error}.") from None
+        async with self._room.of(body_size(request)):
+            body = read_body(request)
+            run_in_thread = self._parts.run_in_thread
+            message = parse_message(body) if len(body) <= INLINE else await run_in_thread(parse_message, body)
+            try:
+                await self._parts.intake.message(known.name, message, retired=known.retired)
+            except UnknownNode as error:
+                raise Unauthorized(f"{error}.") from None
+            except SignalRefused as error:
+                raise _refused("status message", known, error) from None
         return Reply(status=204, content_type="")
 
     async def _authenticated(self, request: Any, *, remembered: bool = False) -> Known:
@@ -269,6 +287,15 @@ class MetadataResource(Resource):
             if len(self._remembered) > REMEMBERED:
                 self._remembered.popitem(last=False)
         return known
+
+
+def _refused(what: str, known: Known, error: SignalRefused) -> ApiError:
+    """The answer to what cannot be stored."""
+    if not isinstance(error, TooMuch):
+        return BadRequest(f"The {what} cannot be stored: {error}.")
+    log.warn("A {what} of {node} is not stored: {reason}", what=what, node=known.name.hostname, reason=str(error))
+    headers = {"Retry-After": str(RATE_RETRY_SECONDS)} if error.is_rate else {}
+    return ApiError(text(f"The {what} cannot be stored: {error}.", 429 if error.is_rate else 400, **headers))
 
 
 def _items(node: NodeName) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from attrs import evolve, fields_dict
 
 from region.nodes.statuses import HardwareType, Parallel, ResultType
-from region.scripts.metadata import embedded
+from region.scripts.metadata import DEPTH, embedded
 from region.scripts.parameters import ParameterInvalid, check_definitions
 from region.scripts.values import ScriptFields, ScriptInvalid
 
@@ -237,11 +237,21 @@ def _structure(value: object, what: str) -> Any:
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode("utf-8")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{what} may have texts, numbers, lists and mappings alone: {error}") from error
+    if not _is_flat(value, DEPTH):
+        raise ValueError(f"{what} must not be nested deeper than {DEPTH} levels")
     if len(text) > 64 << 10 or "\\u0000" in text:
         raise ValueError(f"{what} must have at most 64 KiB, and no NUL")
     return json.loads(text)
+
+
+def _is_flat(value: object, deepest: int) -> bool:
+    """Whether lists and mappings are nested at most so deep."""
+    if not isinstance(value, dict | list):
+        return True
+    inside = value.values() if isinstance(value, dict) else value
+    return deepest > 0 and all(_is_flat(each, deepest - 1) for each in inside)
 
 
 def _parameters(value: object) -> Mapping[str, Mapping[str, Any]]:
