@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import psycopg2
 from attrs import frozen
 from psycopg2.extras import Json
 
@@ -73,7 +74,13 @@ def failure_of(error: BaseException, correlation: str) -> StepFailure:
     """What to keep of an exception."""
     kind = OutputUnusable if isinstance(error, OutputUnusable) else type(error)
     name = kind.__qualname__ if kind.__module__ in _PLAIN else f"{kind.__module__}.{kind.__qualname__}"
-    return StepFailure(name, plain(" ".join(str(error).split()), MAX_ERROR), correlation)
+    return StepFailure(name, plain(" ".join(_text(error).split()), MAX_ERROR), correlation)
+
+
+def _text(error: BaseException) -> str:
+    """An exception in words. PostgreSQL's own without its details: they may have a whole row in them, with secrets."""
+    primary = error.diag.message_primary if isinstance(error, psycopg2.Error) else None
+    return primary or str(error)
 
 
 def sentence(work: Work, failure: StepFailure) -> str:
