@@ -30,6 +30,7 @@ SLOWEST = 16 * 1024
 """Bytes per second: a large request may take as much longer as it takes at this rate."""
 
 LARGEST_ANSWER = 256 << 20
+PIECE = 64 * 1024
 SKEW_SECONDS = 30.0
 """By how much this machine's clock must be off before the region's is taken."""
 
@@ -180,13 +181,21 @@ class Client(object):
             if broken is not None:
                 raise broken from None
             raise
-        content = response.read(LARGEST_ANSWER + 1)
-        if len(content) > LARGEST_ANSWER:
-            raise NoAnswer("the answer has more than {} bytes".format(LARGEST_ANSWER))
+        pieces: List[bytes] = []
+        size = 0
+        while True:
+            # In pieces: Python before 3.10 makes room for all that may come before it reads.
+            piece = response.read(PIECE)
+            if not piece:
+                break
+            pieces.append(piece)
+            size += len(piece)
+            if size > LARGEST_ANSWER:
+                raise NoAnswer("the answer has more than {} bytes".format(LARGEST_ANSWER))
         if response.length:
             raise NoAnswer("the answer was cut off: {} bytes are missing".format(response.length))
         found = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, response.reason, found, content)
+        return Answer(response.status, response.reason, found, b"".join(pieces))
 
     def authorization(self) -> str:
         """The Authorization header: OAuth 1.0 with PLAINTEXT (RFC 5849)."""

@@ -19,7 +19,7 @@ from node.console import Console
 from node.delivery import Standing
 from node.executing import Execute, Executor, Finished
 from node.fetching import Fetcher, FetchFailed
-from node.running import Ended, Outputs, run
+from node.running import Ended, Outputs, end_left_over, remember, run
 from node.sending import PATIENCE_SECONDS, Heartbeat, Sender
 from node.signals import signal
 from node.spool import Spool
@@ -31,6 +31,9 @@ PROGRESS_SECONDS = 60.0
 
 INTERRUPTIONS = 2
 """How often a script that does not say that it may reboot the machine is begun: more would go on for ever."""
+
+PROCESS = "process"
+"""The file, beside a script's outputs, that says which process it is."""
 
 SCRIPT, TESTING, FINAL = "script:", "testing", "final"
 """The keys of what is done once and for all; a script's label follows the first."""
@@ -63,6 +66,7 @@ class Runner(object):
         execute: Optional[Execute] = None,
         on_start: Callable[[int], None] = lambda pid: None,
     ) -> None:
+        self._directory = directory
         self._console = console
         self._options = options
         self._clock = clock = clock or Clock()
@@ -242,6 +246,8 @@ class Runner(object):
             finished = self._executor.interrupted(script, note.format(begun))
         else:
             self._state.begin(script.label)
+            if end_left_over(os.path.join(self._directory, "out", script.label, PROCESS)):
+                self._console.warn("{} still ran; it was ended".format(script.label))
             has_started = begun > 0 or script.has_started
             if has_started:
                 self._console.warn(
@@ -350,7 +356,11 @@ def _run(
     timeout: float,
     stop: Event,
 ) -> Ended:
-    return run(command, outputs, environment, directory, timeout, stop, clock.now, on_start=on_start)
+    def started(pid: int) -> None:
+        on_start(pid)
+        remember(pid, os.path.join(directory, PROCESS))
+
+    return run(command, outputs, environment, directory, timeout, stop, clock.now, on_start=started)
 
 
 def _listed(names: Any) -> str:

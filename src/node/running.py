@@ -78,7 +78,11 @@ def run(
         sink.close()
         note = "{} cannot be executed: {}{}".format(command[0], why, _hint(command[0], number))
         return Ended(number, now() - begun, note=note)
-    on_start(process.pid)
+    problem = ""
+    try:
+        on_start(process.pid)
+    except OSError as error:
+        problem = "it could not be noted that it runs: {}".format(error)
     readers = [
         _reader(process.stdout, "stdout", sink),
         _reader(process.stderr, "stderr", sink),
@@ -94,7 +98,7 @@ def run(
     status = process.wait()
     lingering = _join(readers)
     sink.close()
-    notes = []
+    notes = [problem] if problem else []
     if timed_out:
         notes.append("it was ended after its limit of {}".format(span(timeout)))
     if stopped:
@@ -126,6 +130,45 @@ def end_group(process: "subprocess.Popen[bytes]", term_seconds: float) -> None:
         time.sleep(0.05)
     _signal(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def remember(pid: int, path: str) -> None:
+    """Write to ``path`` which process runs, so that the next start can end it if this one is killed.
+
+    :raises OSError: if that cannot be written.
+    """
+    with open(path, "w") as file:
+        file.write("{} {}".format(pid, _start_of(pid)))
+
+
+def end_left_over(path: str, term_seconds: float = TERM_SECONDS) -> bool:
+    """End the group of the process that :func:`remember` wrote to ``path``, if it is still the same and runs; whether
+    it did."""
+    try:
+        with open(path) as file:
+            pid, start = map(int, file.read().split())
+    except (OSError, ValueError):
+        # None was begun, or the machine went down before it was written.
+        return False
+    if not start or _start_of(pid) != start:
+        return False
+    until = time.monotonic() + term_seconds
+    _signal(pid, signal.SIGTERM)
+    while _start_of(pid) == start and time.monotonic() < until:
+        time.sleep(0.05)
+    _signal(pid, signal.SIGKILL)
+    return True
+
+
+def _start_of(pid: int) -> int:
+    """When a process was started, as the kernel counts (proc(5)): a number is used again, but not both. 0 if it does
+    not run."""
+    try:
+        with open("/proc/{}/stat".format(pid), "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _has_ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:

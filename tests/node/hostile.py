@@ -141,7 +141,10 @@ class HostileRegion:
         if fault == "reset before the body":
             reset(peer)
             return None
-        body = stream.read(int(headers.get("content-length", "0")))
+        length = int(headers.get("content-length", "0"))
+        body = stream.read(length)
+        if len(body) < length:
+            return None  # as above
         if fault == "reset after the body":
             reset(peer)
             return None

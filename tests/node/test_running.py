@@ -6,13 +6,14 @@ import contextlib
 import os
 import shlex
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.clock import Event
-from node.running import Ended, Outputs, environment_of, run
+from node.running import Ended, Outputs, end_left_over, environment_of, remember, run
 from tests.system.daemons import wait_for
 
 TERM_SECONDS = 0.3
@@ -148,6 +149,29 @@ class RunTests(SynchronousTestCase):
         command = ["/bin/sh", "-c", "echo $$"]
         run(command, self.outputs, os.environ, str(self.directory), 0.0, self.stop, on_start=pids.append)
         self.assertEqual(pids, [int(self.printed())])
+
+    def test_what_a_killed_runner_left_running_is_ended_and_nothing_else(self) -> None:
+        path = str(self.directory / "process")
+        self.assertFalse(end_left_over(path))
+        command = ["/bin/sh", "-c", "sleep 600 & echo $! > child; wait"]
+        with subprocess.Popen(command, cwd=self.directory, start_new_session=True) as process:
+            remember(process.pid, path)
+            wait_for(lambda: (self.directory / "child").exists() and self.printed("child"), "its child to begin")
+            self.assertTrue(end_left_over(path, TERM_SECONDS))
+        self.ends(int(self.printed("child")))
+        self.assertFalse(end_left_over(path))
+        # The number is that of another process by now.
+        Path(path).write_text(f"{os.getpid()} 1")
+        self.assertFalse(end_left_over(path))
+
+    def test_a_process_that_cannot_be_noted_runs_all_the_same(self) -> None:
+        def full(pid: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        command = ["/bin/sh", "-c", "echo yes"]
+        ended = run(command, self.outputs, os.environ, str(self.directory), 0.0, self.stop, on_start=full)
+        self.assertEqual((ended.exit_status, self.printed()), (0, "yes\n"))
+        self.assertIn("it could not be noted that it runs", ended.note)
 
     def test_it_is_a_leader_without_a_terminal_and_reads_nothing(self) -> None:
         self.shell("echo $$; ps -o sid= -p $$ || cut -d' ' -f6 /proc/$$/stat; wc -c")

@@ -17,13 +17,11 @@ from tests.node.virtual import VirtualClock
 
 OK = Answer(200, "OK", {}, b"OK")
 PATIENCE = 900.0
+Outcome = Answer | NoAnswer
 
 
 def wrong(status: int, **headers: str) -> Answer:
     return Answer(status, "Reason", {name.replace("_", "-"): value for name, value in headers.items()}, b"why")
-
-
-Outcome = Answer | NoAnswer
 
 
 class FakeClient:
@@ -132,9 +130,7 @@ class SenderTests(SendingTestCase):
             )
             self.spool.add("item a", "", b"a")
 
-            def respond(
-                body: bytes, outcome: Answer | NoAnswer = outcome, sender: Sender = sender
-            ) -> Answer | NoAnswer:
+            def respond(body: bytes, outcome: Outcome = outcome, sender: Sender = sender) -> Outcome:
                 if self.clock.now() < 70:
                     return outcome
                 sender.end()

@@ -280,6 +280,8 @@ class RunnerTests(SynchronousTestCase):
         self.wait_ready(node)
         self.check_whole(node, len(self.builtins()))
         self.assertGreater(proxy.cuts, 5)
+        for name in (FIRST, SECOND):
+            self.assertRegex(node.text, rf"{name}\.\d+ still ran; it was ended")
 
 
 def _kill(pid: int) -> None:
