@@ -59,6 +59,13 @@ FIRST, SECOND = "10-gate", "11-gate"
 """The first comes before what is about disks and interfaces, the second after it: between them is a third of a run."""
 
 
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+    "LLDP_LISTEN_SECONDS": "0",
+}
+"""Without what is meant for the Python of the tests; and nobody is listened for, which would take a minute."""
+
+
 class Node:
     """The runner of a machine, as a process."""
 
@@ -83,8 +90,7 @@ class Node:
                     "--directory", str(self.directory / "kept"),
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                # Nobody is listened for: it would take a minute.
-                env={**os.environ, "LLDP_LISTEN_SECONDS": "0"},
+                env=ENVIRONMENT,
             )  # fmt: skip
 
     def kill(self) -> None:
