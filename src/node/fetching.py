@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from typing import Callable, NamedTuple, Optional, Tuple, Union
 
 from node.archive import BadArchive, Script, unpack
@@ -98,4 +99,10 @@ class Fetcher(object):
 
     def _unpacked(self, data: bytes) -> Tuple[Script, ...]:
         self._count += 1
-        return unpack(data, os.path.join(self._directory, str(self._count)), self._console.warn)
+        directory = os.path.join(self._directory, str(self._count))
+        try:
+            return unpack(data, directory, self._console.warn)
+        except OSError as error:
+            elsewhere = tempfile.mkdtemp(prefix="stanchion-")
+            self._console.warn("{} has no room for the scripts ({}); {} is used".format(directory, error, elsewhere))
+            return unpack(data, elsewhere, self._console.warn)

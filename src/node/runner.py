@@ -172,7 +172,6 @@ class Runner(object):
 
     def _begin_testing(self, testing: Tuple[Script, ...]) -> Tuple[Script, ...]:
         """Say that commissioning is done; the tests to run, for the disks that it found."""
-        self._wait_for_spool(self._options.patience)
         if self._state.kept(TESTING) is None:
             self._once(TESTING, {}, "the signal TESTING", signal("TESTING", "commissioning scripts have run"), True)
         self._wait_for_spool(self._options.patience)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -283,6 +284,31 @@ class ShutDownTests(RestartTestCase):
         self.region.is_faulty = lambda kind, number: False
         again = self.start()
         self.check_whole(again, again.runner.run())
+
+
+class FullDiskTests(RestartTestCase):
+    def test_without_any_room_below_its_directory_everything_runs_and_is_told(self) -> None:
+        run = self.start()
+
+        def refuse(path: str, *arguments: Any, **more: Any) -> Any:
+            if self.directory in str(path):
+                raise OSError(28, "No space left on device", str(path))
+            return makedirs(path, *arguments, **more)
+
+        def full(*arguments: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        makedirs = os.makedirs
+        self.patch(os, "makedirs", refuse)
+        self.patch(os, "fsync", full)
+        self.patch(tempfile, "tempdir", self.mktemp())
+        makedirs(str(tempfile.tempdir))
+        status = run.runner.run()
+        self.assertEqual(status, 0, run.text)
+        self.assertEqual(set(self.region.results), set(LABELS))
+        self.assertEqual(self.region.finals, {("OK", "4 scripts passed")})
+        for words in ("has no room for the scripts", "is kept in memory", "after a restart scripts may run once more"):
+            self.assertIn(words, run.text)
 
 
 class StopTests(RestartTestCase):
