@@ -27,6 +27,7 @@ from region.database import (
     connection,
     pool,
 )
+from region.database.connection import LARGE
 from tests.database import DatabaseTestCase
 
 reactor: Any = installed_reactor
@@ -155,6 +156,14 @@ class StatementTests(PoolTestCase):
         await impatient.start()
         await self.raised(psycopg2.errors.QueryCanceled, impatient.query("SELECT pg_sleep(60)"))
         self.assertEqual(await impatient.one("SELECT 1"), (1,))
+
+    async def test_a_connection_that_sent_something_large_is_not_kept_with_its_buffers(self) -> None:
+        pid = await self.pid()
+        await self.database.query("SELECT length(%s)", ("x" * LARGE,))
+        self.assertNotEqual(await self.pid(), pid)
+        pid = await self.pid()
+        await self.database.query("SELECT length(%s)", ("x" * (LARGE // 2),))
+        self.assertEqual(await self.pid(), pid)
 
     async def test_a_connection_left_in_a_transaction_is_not_lent_again(self) -> None:
         pid = await self.pid()

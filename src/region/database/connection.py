@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg2
 from attrs import frozen
@@ -29,6 +29,9 @@ Parameters = Sequence[object] | Mapping[str, object]
 log = Logger()
 
 # Older servers lack client_connection_check_interval, without which a statement that nobody awaits runs on.
+LARGE: Final = 4 << 20
+"""Bytes of a statement after which its connection is not used again: five that stored 15 MiB each kept 300."""
+
 OLDEST_SERVER = 140000
 # How long after the server should have ended a statement the region stops believing that the server is there.
 _GRACE_SECONDS = 10.0
@@ -205,6 +208,8 @@ class Connection:
         on_notify: Callable[[str, str], object] | None = None,
     ) -> None:
         self.lost: str | None = None
+        self.swollen = False
+        """Whether a statement or an answer was so large that libpq, which never gives back a buffer, should go too."""
         self.pid = 0
         self._reactor = reactor
         self._target = target
@@ -277,10 +282,16 @@ class Connection:
         running = _closing_when_cancelled(
             cursor.execute(sql, parameters or None), lambda: self.close("its statement was cancelled")
         )
+        running.addBoth(self._weigh, cursor)
         running.addCallbacks(lambda _: _result(cursor), self._explain)
         if self._statement_timeout:
             self._limit(running, self._statement_timeout + _GRACE_SECONDS)
         return running
+
+    def _weigh(self, result: T, cursor: Any) -> T:
+        # What came back is weighed by the statement's caller alone: nearly all that is large is sent, not read.
+        self.swollen = self.swollen or len(cursor.query or b"") > LARGE
+        return result
 
     def _limit(self, running: Deferred[Result], seconds: float) -> None:
         timer = self._reactor.callLater(

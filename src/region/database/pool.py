@@ -33,6 +33,7 @@ from region.database.connection import (
 )
 from region.database.listening import Listener
 from region.database.target import Target
+from rpc.memory import give_back
 
 T = TypeVar("T")
 log = Logger()
@@ -236,10 +237,12 @@ class Database(_Statements):
             raise
 
     def _release(self, connection: Connection) -> None:
-        if connection.idle and not self._stopped:
+        if connection.idle and not connection.swollen and not self._stopped:
             self._idle.append(connection)
         else:
             self._discard(connection)
+            if connection.swollen and not self._stopped:
+                self._reactor.callInThread(give_back)
         self._free_slot()
 
     async def _connect(
