@@ -78,6 +78,7 @@ class RackService(Service):
         self._verifier = Verifier(
             self._blobs, reactor, self._threads.run, lambda: datetime.now(UTC).timestamp(),
             verify.rate_mib_per_second * MIB, verify.interval_days * 86400,
+            lambda last: self._synchroniser.look_again(),  # what links to the files is looked at as well
         )  # fmt: skip
         self._requests = RequestFile(self._config.verify_request_file, self._verifier, reactor, self._threads.run)
         self._blobs.on_damage.append(self._damage_found)

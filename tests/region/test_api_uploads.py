@@ -234,6 +234,14 @@ class RequestTests(UploadTestCase):
         self.assertEqual(upload.request.sha256, hashlib.sha256(other).hexdigest())
 
 
+class DescriptionTests(UploadTestCase):
+    async def test_a_chunk_is_described_as_a_body_of_bytes_and_where_it_belongs_as_a_part_of_the_query(self) -> None:
+        paths = (await self.ask("GET", "openapi.json")).json["paths"]
+        [put] = [found["put"] for path, found in paths.items() if path.endswith("/upload/{upload_id}/")]
+        self.assertEqual(list(put["requestBody"]["content"]), ["application/octet-stream"])
+        self.assertEqual([each["name"] for each in put["parameters"]], ["offset"])
+
+
 class VerificationTests(StoresTestCase):
     async def test_a_verification_is_begun_and_followed(self) -> None:
         self.verifier.start()

@@ -56,6 +56,13 @@ class StoreTests(DatabaseTestCase):
         self.assertEqual(older.occurred, datetime.fromtimestamp(1e9 + 5, UTC))
         self.assertEqual((newer.level, newer.description), (40, "number 6"))
 
+    async def test_what_happens_on_a_region_process_is_found_by_its_name_and_among_all(self) -> None:
+        await self.store.tell("region-2", Kind("Damage found", Level.ERROR), "The file x is wrong.\x00")
+        for wanted in ({"sources": ["region-2"]}, {"hostnames": ["region-2"]}, {"sources": ["region"]}, {}):
+            (found,) = await self.store.query(**cast(Any, wanted))
+            self.assertEqual((found.source, found.hostname, found.type), ("region", "region-2", "Damage found"))
+            self.assertEqual(found.description, "The file x is wrong.\\x00")
+
     async def test_what_is_sent_again_is_answered_and_not_stored_again(self) -> None:
         await self.store.store("aaaaaa", [event(5), event(6)])
         self.assertEqual(len(await self.store.store("aaaaaa", [event(5), event(6), event(7)])), 3)

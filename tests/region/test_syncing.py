@@ -123,6 +123,15 @@ class SyncDriverTests(SynchronousTestCase):
         self.link = self.registry.links["r"] = FakeLink()
         self.assertTrue(driver.consider("r"))
 
+    def test_racks_that_lack_something_are_told_again_when_it_is_there_and_no_others(self) -> None:
+        driver = self.driver()
+        driver.consider("r")
+        self.link.waiting[0].callback(Answered({"outcome": "failed", "reason": "a file is damaged"}))
+        self.registry.racks["s"] = Rack("two", ONE.number, ONE.digest)
+        other = self.registry.links["s"] = FakeLink()
+        driver.again()
+        self.assertEqual((len(self.link.asked), len(other.asked)), (2, 0))
+
     def test_a_rack_whose_old_link_breaks_after_it_came_back_is_told_on_the_new_one(self) -> None:
         driver = self.driver()
         driver.consider("r")

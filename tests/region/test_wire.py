@@ -142,7 +142,11 @@ class WireTests(SynchronousTestCase):
     def setUp(self) -> None:
         fakes: Any = Fakes()
         self.fakes: Fakes = fakes
-        self.wire = RegionWire(fakes, fakes, fakes, fakes, fakes, "region", ["http://r/s"])
+        self.refused: list[tuple[str, Any]] = []
+        self.wire = RegionWire(
+            fakes, fakes, fakes, fakes, fakes, "region", ["http://r/s"],
+            lambda rack, files: self.refused.append((rack, files)),
+        )  # fmt: skip
         self.link: Any = FakeLink()
 
     def result(self, coroutine: Any) -> Any:
@@ -156,6 +160,14 @@ class WireTests(SynchronousTestCase):
 
     def report(self, generation: int = 3, digest: str = DIGEST, state: str = "ready", progress: Any = None) -> Any:
         return self.wire.report_inventory(self.link, generation, digest, state, {} if progress is None else progress)
+
+    def test_files_that_a_rack_got_with_wrong_bytes_are_looked_at_and_nonsense_is_refused(self) -> None:
+        for refused in (["x"], "x" * 64, [DIGEST] * 65, {"a": 1}):
+            report = self.wire.report_inventory(self.link, 3, DIGEST, "failed", {}, refused)
+            self.assertIn("refused must be a list", self.failure(report, ReportRefused))
+        self.assertEqual(self.refused, [])
+        self.result(self.wire.report_inventory(self.link, 3, DIGEST, "failed", {}, [DIGEST]))
+        self.assertEqual(self.refused, [("aaaaaa", [DIGEST])])
 
     def test_enrolling_gives_the_certificate_after_everyone_can_see_the_rack(self) -> None:
         answer = self.result(self.wire.enroll(self.link, TOKEN, b"p", b"csr", "one"))

@@ -20,7 +20,7 @@ from werkzeug.exceptions import NotFound as NoSuchPath
 from region.api.checking import checked
 from region.api.forms import FileValue, parse_body, parse_query
 from region.api.oauth import Authenticator
-from region.api.operations import BadRequest, Call, NotFound, Operation, Reply, text
+from region.api.operations import CONTENT, BadRequest, Call, NotFound, Operation, Reply, text
 from region.api.parts import Parts
 from region.api.responding import authorization_of, content_type_of, new_correlation, read_body, respond, write
 from region.api.routes import OPERATIONS
@@ -119,7 +119,7 @@ class Api:
         if method != "GET":
             content_type, body = content_type_of(request), read_body(request)
             if any(known.raw for (of, _), known in table.items() if of == method):
-                form = {"content": (FileValue(body),)}
+                form = {CONTENT: (FileValue(body),)}
             elif len(body) <= INLINE:
                 form = dict(parse_body(content_type, body))
             else:

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from region.answers.documents import BASE
-from region.api.operations import Operation, Parameter
+from region.api.operations import BYTES, CONTENT, Operation, Parameter
 
 _DOC: Final = (
     "Stanchion: which operating systems can be deployed right now, and the images that they are deployed from."
@@ -75,7 +75,7 @@ def _openapi_operation(operations: Sequence[Operation]) -> dict[str, Any]:
         )
     fields: dict[str, Any] = {}
     for parameter in {one.name: one for operation in operations for one in operation.parameters}.values():
-        if first.method in ("GET", "DELETE"):
+        if first.method in ("GET", "DELETE") or (first.raw and parameter.name != CONTENT):
             found = {
                 "name": parameter.name,
                 "in": "query",
@@ -95,7 +95,12 @@ def _openapi_operation(operations: Sequence[Operation]) -> dict[str, Any]:
     }
     if query:
         described["parameters"] = query
-    if fields:
+    if first.raw:
+        described["requestBody"] = {
+            "required": True,
+            "content": {BYTES: {"schema": {"description": fields[CONTENT]["description"]}}},
+        }
+    elif fields:
         schema_of_body = {"schema": {"type": "object", "properties": fields}}
         kinds = ("multipart/form-data", "application/x-www-form-urlencoded", "application/json")
         described["requestBody"] = {"content": dict.fromkeys(kinds, schema_of_body)}

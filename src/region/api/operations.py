@@ -20,6 +20,9 @@ JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
 BYTES: Final = "application/octet-stream"
 
+CONTENT: Final = "content"
+"""The parameter that the body of a ``raw`` operation is."""
+
 Kind = Literal["string", "integer", "boolean", "file"]
 
 

@@ -7,7 +7,7 @@ these are one more source, which is always read and always believed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from attrs import define, frozen
@@ -43,7 +43,7 @@ class Upload:
     @property
     def version(self) -> str:
         """The image's version: the newer upload has the greater text."""
-        return f"{self.created:%Y%m%d}.{self.id:06}"
+        return f"{self.created.astimezone(UTC):%Y%m%d}.{self.id:06}"
 
     @property
     def image(self) -> Image:
