@@ -172,8 +172,8 @@ class FormTests(SynchronousTestCase):
     @examples(40)
     @given(
         st.fixed_dictionaries({"op": st.text(max_size=20)}, optional={"error": st.text(max_size=20)}),
-        st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters='\r\n\x00"\\'), min_size=1, max_size=9),
-                        st.binary(max_size=40)),
+        # Names as scripts may have them; the region takes no others.
+        st.dictionaries(st.text("ABCxyz019._-", min_size=1, max_size=9), st.binary(max_size=40)),
     )  # fmt: skip
     def test_the_region_reads_what_it_says(self, fields: dict[str, str], files: dict[str, bytes]) -> None:
         files = {name: content for name, content in files.items() if name not in fields}

@@ -163,7 +163,11 @@ class ProcessesTests(DatabaseTestCase):
         one.linked("aaaaaa", "192.0.2.1:4")
         earlier = dict(one._linked)
         one.linked("aaaaaa", "192.0.2.1:5")
-        await self.rows_are(("one", "aaaaaa"))
+
+        async def is_later() -> bool:
+            return await self.database.one("SELECT address FROM rack_connection") == ("192.0.2.1:5",)
+
+        await self.until(is_later)
         await self.database.transact(lambda transaction: one._store(earlier, [], transaction))
         self.assertEqual(await self.database.one("SELECT address FROM rack_connection"), ("192.0.2.1:5",))
 
