@@ -1,9 +1,10 @@
-"""``python -m tests.soak SECONDS``: hostile and broken input for the link between region and rack, for as long as one
-likes.
+"""``python -m tests.soak SECONDS``: hostile and broken input for the link between region and rack, and crashes of both
+at every step of an import and a sync, for as long as one likes.
 
-Runs the tests that make their input up (from other random numbers each time) and the matrix of faults, over and over,
-with many more examples than ``make test`` has. Prints how many examples there were and what went wrong; ends with
-status 1 if anything did.
+Runs the tests that make their input up (from other random numbers each time), the matrix of faults, and the crashes
+(at all steps, of which ``make test`` takes some), over and over, with many more examples than ``make test`` has. Prints
+how many examples there were, how many crashes and faults were injected, and what went wrong; ends with status 1 if
+anything did.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from twisted.logger import globalLogBeginner
 from twisted.trial.reporter import TestResult
 from twisted.trial.runner import TestLoader
 
+from tests.crashes import TALLY as CRASHES
+
 MODULES: Final = (
     "tests.rpc.test_bad_input", "tests.rpc.test_fault_matrix", "tests.rpc.test_boxes", "tests.rpc.test_arguments",
     "tests.rpc.test_certificates", "tests.rpc.test_gate", "tests.rpc.test_versions", "tests.rack.test_regions",
+    "tests.rack.test_crashes", "tests.region.test_import_crashes", "tests.system.test_crashes.CrashTests",
 )  # fmt: skip
-"""Tests that need no reactor, and so can be run here."""
+"""Tests of one process at a time, which run in this one."""
 
 VARIABLE: Final = "STANCHION_SOAK"
 """What :mod:`tests.examples` looks at, when it is imported: which is not before the tests are loaded."""
@@ -67,6 +71,7 @@ class Tally:
         yield from (f"{count:>10} examples  {name}" for name, count in sorted(self.examples.items()))
         total = sum(self.examples.values())
         yield f"{total:>10} examples in all, {self.tests} tests in {self.rounds} rounds, {seconds:.0f} s"
+        yield from CRASHES.lines()
         yield f"{len(self.violations):>10} violations"
         yield from (f"{'':>10} {name}" for name in self.violations)
 

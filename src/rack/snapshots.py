@@ -368,7 +368,15 @@ class SnapshotStore:
             doomed = path.with_name(_REMOVING + path.name)
             if doomed.exists():
                 self._files.remove_tree(doomed)
-            self._files.rename(path, doomed)
+            try:
+                self._files.rename(path, doomed)
+            except OSError:
+                # Even a rename may need space that a full disk lacks. Without its manifest nobody can use it either.
+                if self._files.identity(path / MANIFEST_NAME) is not None:
+                    self._files.unlink(path / MANIFEST_NAME)
+                    self._files.sync(path)
+                self._files.remove_tree(path)
+                return
             self._files.sync(self._snapshots)  # else a loss of power could bring the name back, with half of the files
             self._files.remove_tree(doomed)
 

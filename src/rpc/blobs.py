@@ -41,6 +41,10 @@ KEPT_IN_QUARANTINE: Final = 4
 STALE: Final = 7 * 86400.0
 """Seconds after which a ``.part`` file that nobody asks for is deleted."""
 
+UNFINISHED: Final = 60.0
+"""Seconds after which a file that was to replace one of the store's books is taken for that of a process that was
+killed while it wrote it. Should that one live after all, it logs that it could not write the book, and goes on."""
+
 
 class State(Enum):
     """What looking at a blob found."""
@@ -306,7 +310,17 @@ class BlobStore:
                     partials += 1
         self._trim_quarantine()
         self._book().keep(kept | pinned)
+        self._remove_unfinished((time.time() if now is None else now) - UNFINISHED)
         return Swept(blobs, partials, total)
+
+    def _remove_unfinished(self, oldest: float) -> None:
+        """Remove what processes that were killed left of books that they wrote anew."""
+        for path in self.root.glob("*.new"):
+            try:
+                if path.lstat().st_mtime < oldest:
+                    _remove(path)
+            except FileNotFoundError:  # it has its name just now
+                continue
 
     def _is_stale(self, path: Path, keep: Collection[str], oldest: float) -> bool:
         sha256 = path.name.removesuffix(".part")

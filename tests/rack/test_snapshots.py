@@ -116,6 +116,22 @@ class TestInstalling(SnapshotTestCase):
         self.assertEqual(set(os.listdir(rack.root / "cache/blobs")), set(SECOND.blobs))
         self.assertEqual(rack.snapshots, [f"6-{SECOND.digest[:8]}"])
 
+    def test_a_snapshot_is_removed_from_a_full_disk_that_has_no_room_for_its_new_name(self) -> None:
+        class FullDisk(StoppingFiles):
+            def rename(self, old: Path, new: Path) -> None:
+                if new.name.startswith(".old-"):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(new))
+                super().rename(old, new)
+
+        rack = self.make()
+        rack.hold(5, FIRST)
+        rack = rack.restart(FullDisk())
+        self.addCleanup(rack.stop)
+        rack.hold(6, SECOND)
+        self.assertEqual(rack.store.tidy().problems, ())
+        self.assert_holds(rack, 6, SECOND)
+        self.assertEqual(rack.snapshots, [f"6-{SECOND.digest[:8]}"])
+
     def test_an_empty_generation_is_held_and_is_not_the_same_as_nothing(self) -> None:
         rack = self.make()
         rack.hold(7, EMPTY)

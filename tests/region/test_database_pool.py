@@ -504,6 +504,18 @@ class FaultTests(PoolTestCase):
         self.assertIn("the region is stopping", str(await stopped))
 
 
+class LateEndTests(PoolTestCase):
+    async def test_a_connection_that_ends_just_before_its_answer_is_read_is_lost(self) -> None:
+        def read_late(cursor: Any) -> Any:
+            raise psycopg2.InterfaceError("cursor already closed")  # as when the answer came together with the end
+
+        patched = self.patch(connection, "_result", read_late)
+        error = await self.raised(DatabaseUnavailable, self.database.query("SELECT 1"))
+        patched.restore()
+        self.assertIn("lost the connection", str(error))
+        self.assertEqual(await self.database.query("SELECT 1"), [(1,)])
+
+
 class SessionTests(PoolTestCase):
     async def test_a_lock_is_held_until_the_session_ends_and_is_free_at_once_after_it(self) -> None:
         async with self.database.session() as session:

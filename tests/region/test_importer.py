@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
 
 from region.database import DatabaseUnavailable, Session
 from region.images.importer import LOCK_RETRY_SECONDS, SETTLE_SECONDS
 from region.images.job import ImportJob, JobStore
 from region.images.lock import try_lock
 from region.images.sources import SourceStore
-from region.images.steps import ImportRun
+from region.images.steps import ImportRun, _Saver
 from region.images.store import GenerationStore
 from region.upstream import Problem, Selection, SourceFailed, SourceRead
 from rpc.manifest import Image, Manifest
@@ -271,6 +274,31 @@ class FailingFileTests(ImportTestCase):
         self.assertIn("make room", job.outcome)
         self.assertEqual(self.fetcher.fetched, [])
         self.assertEqual((await self.manifest()).digest, generation.digest)
+
+    async def test_a_disk_that_fills_up_during_an_import_gets_back_what_no_whole_image_needs(self) -> None:
+        await self.add_source()
+        await self.publish(image())
+        whole, broken = self.fetcher.know(image("jammy")), self.fetcher.know(image("focal"))
+        self.reader.offer(image(), whole, broken)
+        root = next(file for file in broken.files if file.name == "squashfs")
+        self.fetcher.broken[root.sha256] = "No space left on device"
+        fetch = self.fetcher.fetch
+
+        async def fetch_and_fill(*arguments: Any) -> Any:
+            self.blobs.part_path(root.sha256).write_bytes(bytes(root.size))  # there was no room for its new name
+            self.free = 1 << 20
+            return await fetch(*arguments)
+
+        self.patch(self.fetcher, "fetch", fetch_and_fill)
+        job = await self.import_now()
+        self.assertEqual((job.state, await self.manifest()), ("done", Manifest([image(), whole])))
+        self.assertIn("No space left", (await self.problems_of(job))[0].reason)
+        self.assertEqual(set(self.blobs.sizes()), set(Manifest([image(), whole]).blobs))
+        self.assertEqual(os.listdir(self.blobs.partial), [])
+        self.blobs.part_path(root.sha256).write_bytes(b"root")  # left by an import that was killed
+        job = await self.import_now()
+        self.assertIn("make room", job.outcome)
+        self.assertEqual(os.listdir(self.blobs.partial), [])
 
     async def test_what_nobody_needs_any_more_makes_room_for_an_import(self) -> None:
         await self.add_source()
@@ -683,6 +711,29 @@ class StoppingTests(ImportTestCase):
         queued = await self.importer.jobs.enqueue("request")
         self.importer.start()
         self.assertEqual((await self.end_of(queued)).state, "done")
+
+
+class SavingTests(SynchronousTestCase):
+    """How far an import is, is written on the session that holds its lock."""
+
+    def test_a_session_that_is_lost_while_the_last_of_it_is_written_is_told_and_no_error_of_ours(self) -> None:
+        writing: Deferred[None] = Deferred()
+
+        async def save(session: object, job: object) -> None:
+            await writing
+
+        parts: Any = SimpleNamespace(clock=Clock(), jobs=SimpleNamespace(save=save))
+        life: Any = SimpleNamespace(job=SimpleNamespace(ended=None))
+        session: Any = SimpleNamespace(alive=True)
+        told: list[Exception] = []
+        saver = _Saver(parts, session, life, told.append)
+        saver.start()
+        stopping = Deferred.fromCoroutine(saver.stop())
+        self.assertNoResult(stopping)
+        lost = DatabaseUnavailable("lost the connection")
+        writing.errback(lost)
+        self.successResultOf(stopping)
+        self.assertEqual(told, [lost])
 
 
 class TimingTests(ImportTestCase):

@@ -452,6 +452,14 @@ class SweepTests(StoreTestCase):
             self.assertEqual(self.store.sweep([], now=time.time() + 8 * 86400), Swept())
             self.assertTrue(part.path.exists())
 
+    def test_a_book_that_a_killed_process_did_not_finish_is_deleted_but_not_one_that_is_being_written(self) -> None:
+        left, living = self.root / "verified.log.99.new", self.root / "damaged.json.100.new"
+        for path in (left, living):
+            path.write_bytes(b"half")
+        os.utime(left, (0, 0))
+        self.store.sweep([])
+        self.assertEqual((left.exists(), living.exists()), (False, True))
+
     def test_what_somebody_else_put_there_is_deleted(self) -> None:
         (self.store.blobs / "directory" / "inside").mkdir(parents=True)
         (self.store.blobs / "link").symlink_to("/etc/passwd")

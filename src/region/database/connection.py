@@ -283,7 +283,7 @@ class Connection:
             cursor.execute(sql, parameters or None), lambda: self.close("its statement was cancelled")
         )
         running.addBoth(self._weigh, cursor)
-        running.addCallbacks(lambda _: _result(cursor), self._explain)
+        running.addCallbacks(lambda _: self._read(cursor), self._explain)
         if self._statement_timeout:
             self._limit(running, self._statement_timeout + _GRACE_SECONDS)
         return running
@@ -292,6 +292,14 @@ class Connection:
         # What came back is weighed by the statement's caller alone: nearly all that is large is sent, not read.
         self.swollen = self.swollen or len(cursor.query or b"") > LARGE
         return result
+
+    def _read(self, cursor: Any) -> Result:
+        """The result of a statement that has ended well, unless the connection ended together with it."""
+        try:
+            return _result(cursor)
+        except psycopg2.InterfaceError as error:
+            self._lost_wire(_first_line(error))
+            raise self._unavailable() from error
 
     def _limit(self, running: Deferred[Result], seconds: float) -> None:
         timer = self._reactor.callLater(

@@ -72,6 +72,7 @@ async def collect(
     also_keep: Iterable[str] = (),
     *,
     stale_after: float = STALE,
+    retire: bool = True,
 ) -> Collected:
     """Retire generations and remove files that nothing needs.
 
@@ -79,17 +80,18 @@ async def collect(
     :param syncing: for each rack that this process told to fetch a generation, which.
     :param also_keep: the sha256 of files that the next import will want, although no generation has them.
     :param stale_after: seconds after which what was fetched in part is removed, if it is not to be kept.
+    :param retire: whether to retire generations. Without that nothing is written into the database.
     :raises ImportLockLost: if ``session`` does not hold the lock; then nothing was removed.
     """
 
-    async def retire(transaction: Transaction) -> tuple[tuple[int, ...], list[tuple[bytes, str]], frozenset[str]]:
+    async def write(transaction: Transaction) -> tuple[tuple[int, ...], list[tuple[bytes, str]], frozenset[str]]:
         await require_lock(transaction)
         current = await transaction.one("SELECT generation FROM current_generation")
         numbers = [row[0] for row in await transaction.query("SELECT number FROM generation WHERE retired IS NULL")]
         reported = dict(await transaction.query(_HELD))
         fetching = dict(await transaction.query(_FETCHING, (FETCHING_SECONDS,)))
         keep = retained(numbers, None if current is None else current[0], reported, fetching, syncing())
-        retiring = tuple(sorted(set(numbers) - keep))
+        retiring = tuple(sorted(set(numbers) - keep)) if retire else ()
         if retiring:
             await transaction.execute(
                 "UPDATE generation SET manifest = NULL, retired = now() WHERE number = ANY(%s)", (list(retiring),)
@@ -97,7 +99,7 @@ async def collect(
         rows = await transaction.query("SELECT manifest, digest FROM generation WHERE retired IS NULL")
         return retiring, [(bytes(manifest), digest) for manifest, digest in rows], await contents(transaction)
 
-    retiring, manifests, uploaded = await session.transact(retire)
+    retiring, manifests, uploaded = await session.transact(write)
     keep = {*also_keep, *uploaded}
     swept = await run_in_thread(_sweep, blobs, manifests, keep, stale_after)
     collected = Collected(retiring, swept.blobs + swept.partials, swept.bytes)

@@ -113,6 +113,7 @@ class ImportRun:
         self._stopped = threading.Event()
         self._saver = _Saver(parts, session, self._life, self._session_failed)
         self._reported: set[Problem] = set()
+        self._disk_is_full = False
         self.sources: tuple[Source | SourceFailed, ...] | None = None
         self.ended: Deferred[None] = Deferred()
 
@@ -223,6 +224,10 @@ class ImportRun:
                     verified.add(sha256)
                 else:
                     failures[sha256] = f"{end.reason} ({end.url})"
+            failed = [one for one in wanted if isinstance(ends[one.sha256], FetchFailed)]
+            if failed:
+                need, free = await self._in_thread(space, self._parts.blobs, failed, self._parts.free_bytes)
+                self._disk_is_full = need + SPARE_BYTES > free
         return verified, failures
 
     async def _assemble(
@@ -233,6 +238,8 @@ class ImportRun:
             assembly: Assembly = await self._in_thread(assemble, planned, previous, verified, failures)
             gone = await self._in_thread(unverified, self._parts.blobs, assembly.manifest) - assembly.damaged
             if not gone:
+                if self._disk_is_full:
+                    await self._give_space_back(assembly.manifest.blobs)
                 await self._report(assembly.problems)
                 return assembly
             verified.difference_update(gone)
@@ -288,17 +295,38 @@ class ImportRun:
         :param keep: the sha256 of all files that this import needs.
         :raises ImportFailed: if that is not enough.
         """
+        for retire in (False, True):
+            if not await self._lacks_space(wanted):
+                return
+            await self._give_space_back(keep, retire=retire)
+        if lack := await self._lacks_space(wanted):
+            await self._give_space_back(())
+            raise ImportFailed(lack)
+
+    async def _lacks_space(self, wanted: Sequence[Wanted]) -> str:
+        """What is wrong if the disk has no room for the rest of ``wanted``; else ""."""
+        need, free = await self._in_thread(space, self._parts.blobs, wanted, self._parts.free_bytes)
+        if not need or need + SPARE_BYTES <= free:
+            return ""
+        return (
+            f"{len(wanted)} files of {readable(need)} are to be fetched, but the disk of {self._parts.blobs.root} "
+            f"has {readable(free)} free, and {readable(SPARE_BYTES)} of it are left alone: make room, or select "
+            "fewer images"
+        )
+
+    async def _give_space_back(self, keep: Collection[str], *, retire: bool = False) -> None:
+        """Remove what neither a generation needs nor ``keep`` has, also what was fetched in part.
+
+        :param retire: whether to retire generations first. That writes into the database, whose disk may be the one
+            that is full.
+        """
         parts = self._parts
-        need, free = await self._in_thread(space, parts.blobs, wanted, parts.free_bytes)
-        if need and need + SPARE_BYTES > free:
-            await collect(self._session, parts.blobs, parts.run_in_thread, parts.syncing, keep, stale_after=0.0)
-            need, free = await self._in_thread(space, parts.blobs, wanted, parts.free_bytes)
-        if need and need + SPARE_BYTES > free:
-            raise ImportFailed(
-                f"{len(wanted)} files of {readable(need)} are to be fetched, but the disk of {self._parts.blobs.root} "
-                f"has {readable(free)} free, and {readable(SPARE_BYTES)} of it are left alone: make room, or select "
-                "fewer images"
+        try:
+            await collect(
+                self._session, parts.blobs, parts.run_in_thread, parts.syncing, keep, stale_after=0.0, retire=retire
             )
+        except OSError as error:
+            log.error("Import {job}: space cannot be given back: {error}", job=self.job.id, error=str(error))
 
     async def _report(self, problems: Iterable[Problem]) -> None:
         """Log and keep each problem, once."""
@@ -399,7 +427,8 @@ class _Saver:
                 await self._session.one("SELECT 1")
                 self._used = now
         except Exception as error:  # noqa: BLE001 - the import ends with it
-            self._loop.stop()
+            if self._loop.running:  # else it is being waited for the end of this already
+                self._loop.stop()
             self._failed(error)
 
 
