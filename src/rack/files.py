@@ -1,4 +1,4 @@
-"""How the rack changes its disk: every single change is one method here, so that a test can stop the rack at any one.
+"""How the rack changes its disk: every single change is one method here, so that a test can watch or refuse any one.
 
 Nothing is durable until :meth:`Files.sync` was called: on a file for its content, on a directory for the names in it.
 """

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from attrs import evolve
@@ -13,19 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from rack.files import Files
 from rack.inspection import Interrupted, SnapshotError
 from rack.inventory import NOTHING
 from rack.snapshots import Lease, SnapshotStore
 from rpc.blobs import BlobStore
 from rpc.manifest import EMPTY, Manifest
-from tests.rack.material import (
-    Crash,
-    StoppingFiles,
-    expected_tree,
-    image,
-    put_all,
-    tree,
-)
+from tests.examples import SOAK
+from tests.faults import Crash, Disk, Loss
+from tests.rack.material import expected_tree, image, put_all, tree
 
 FOCAL = image(release="focal", version="20200101")
 NOBLE = image()
@@ -38,7 +35,7 @@ SECOND = Manifest((NEWER_NOBLE, FOCAL, LOADER))
 class Rack:
     """A store below ``root``, as one process of a rack has it."""
 
-    def __init__(self, root: Path, files: StoppingFiles | None = None) -> None:
+    def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
         self.blobs = BlobStore(root / "cache")
         self.store = SnapshotStore(root, self.blobs, files)
@@ -48,7 +45,7 @@ class Rack:
         put_all(self.blobs, manifest)
         self.store.install(generation, manifest)
 
-    def restart(self, files: StoppingFiles | None = None) -> Rack:
+    def restart(self, files: Files | None = None) -> Rack:
         self.stop()
         rack = Rack(self.root, files)
         rack.store.recover()
@@ -68,13 +65,16 @@ class SnapshotTestCase(SynchronousTestCase):
         self.patch(os, "fsync", lambda descriptor: None)  # slow, and of no effect on what tests can see
 
     def make(self, *, recovered: bool = True) -> Rack:
-        root = Path(self.mktemp()).absolute()
+        root = self.new_root()
         root.mkdir(parents=True)
         rack = Rack(root)
         if recovered:
             rack.store.recover()
         self.addCleanup(rack.stop)
         return rack
+
+    def new_root(self) -> Path:
+        return Path(self.mktemp()).absolute()
 
     def assert_holds(self, rack: Rack, generation: int, manifest: Manifest) -> None:
         inventory = rack.store.inventory
@@ -117,7 +117,7 @@ class TestInstalling(SnapshotTestCase):
         self.assertEqual(rack.snapshots, [f"6-{SECOND.digest[:8]}"])
 
     def test_a_snapshot_is_removed_from_a_full_disk_that_has_no_room_for_its_new_name(self) -> None:
-        class FullDisk(StoppingFiles):
+        class FullDisk(Files):
             def rename(self, old: Path, new: Path) -> None:
                 if new.name.startswith(".old-"):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(new))
@@ -373,34 +373,55 @@ class TestLeases(SnapshotTestCase):
         self.assertEqual(rack.restart().snapshots, [f"6-{SECOND.digest[:8]}"])
 
 
-class TestCrashes(SnapshotTestCase):
+POWER_LOSS = Loss(-1, "torn")
+STRIDE = 1 if SOAK > 1 else 3
+"""From one step that is the place of a crash to the next; whole syncs are crashed at others besides."""
+
+
+class CrashTestCase(SnapshotTestCase):
+    """Racks on a disk that can stop or fail at any change."""
+
+    def setUp(self) -> None:
+        base = Path(self.mktemp()).absolute()
+        base.mkdir(parents=True)
+        self.disk = Disk(base)
+        self.disk.install(self.patch)
+        self.addCleanup(self.disk.close)
+        self.roots = count()
+
+    def new_root(self) -> Path:
+        return Path(self.disk.root, str(next(self.roots)))
+
+
+class TestCrashes(CrashTestCase):
     """The machine stops before each single change of the disk in turn, with and without what was not yet durable."""
 
     def crash_everywhere(self, prepare: Callable[[Rack], object], allowed: dict[int, Manifest], power: bool) -> int:
-        at = 0
+        at = 1
         while True:
-            at += 1
+            at += STRIDE
             rack = self.make()
             prepare(rack)
             put_all(rack.blobs, SECOND)
-            files = StoppingFiles(at=at)
-            rack = rack.restart(files)
+            rack = rack.restart()
+            self.disk.arm(at)
             try:
                 rack.store.install(6, SECOND)
                 rack.store.tidy()
             except Crash:
-                pass
+                self.disk.restart()
             else:
-                return at - 1
+                self.disk.disarm()
+                return at
             if power:
-                files.lose_power()
+                self.disk.lose_power(POWER_LOSS)
             for name in rack.snapshots:
                 if not name.startswith("."):  # whoever finds it by its name finds it whole
                     found_tree = tree(rack.root / "snapshots" / name)
                     self.assertIn(found_tree, [expected_tree(manifest) for manifest in allowed.values()])
             again = rack.restart()
             found = again.store.inventory
-            self.assertIn(found.generation, allowed, files.said)
+            self.assertIn(found.generation, allowed, self.disk.met)
             if found.generation == -1:
                 self.assertEqual(found, NOTHING)
                 self.assertEqual(again.snapshots, [])
@@ -438,47 +459,23 @@ class TestCrashes(SnapshotTestCase):
             (rack.root / "current").unlink()
             (rack.root / "snapshots/.new-7-00000000/ubuntu").mkdir(parents=True)
             rack.stop()
-            files = StoppingFiles(at=at)
-            recovering = Rack(rack.root, files)
+            recovering = Rack(rack.root)
+            self.disk.arm(at)
             try:
                 recovering.store.recover()
                 crashed = False
+                self.disk.disarm()
             except Crash:
-                files.lose_power()
+                self.disk.restart()
+                self.disk.lose_power(POWER_LOSS)
             again = recovering.restart()
             self.assert_holds(again, 6, SECOND)
             self.assertEqual(again.snapshots, [f"6-{SECOND.digest[:8]}"])
             again.stop()
         self.assertGreater(at, 10)
 
-    def test_an_error_anywhere_leaves_one_whole_snapshot_that_is_listed(self) -> None:
-        for error in (errno.ENOSPC, errno.EIO):
-            at = 0
-            failed = True
-            while failed:
-                at += 1
-                rack = self.make()
-                rack.hold(5, FIRST)
-                put_all(rack.blobs, SECOND)
-                files = StoppingFiles(at=at, error=error)
-                rack = rack.restart(files)
-                try:
-                    rack.store.install(6, SECOND)
-                except OSError as failure:
-                    self.assertEqual(failure.errno, error)
-                    self.assert_holds(rack, 5, FIRST)
-                    self.assertEqual(rack.snapshots, [f"5-{FIRST.digest[:8]}"])
-                    rack.store.install(6, SECOND)
-                self.assert_holds(rack, 6, SECOND)
-                rack.store.tidy()
-                rack.store.tidy()
-                self.assertEqual(rack.snapshots, [f"6-{SECOND.digest[:8]}"], files.said)
-                failed = bool(files.said)
-                rack.stop()
-            self.assertGreater(at, 40)
 
-
-class TestAnyHistory(SnapshotTestCase):
+class TestAnyHistory(CrashTestCase):
     @settings(deadline=None, max_examples=30)
     @given(
         st.lists(
@@ -496,15 +493,17 @@ class TestAnyHistory(SnapshotTestCase):
                 rack.hold(number, manifest)
                 self.assert_holds(rack, number, manifest)
             elif what == "crash":
-                files = StoppingFiles(at=at)
                 rack.stop()
-                rack = Rack(rack.root, files)
+                rack = Rack(rack.root)
+                self.disk.arm(at)
                 try:
                     rack.store.recover()
                     rack.hold(number, manifest)
                     rack.store.tidy()
                 except Crash:
-                    files.lose_power()
+                    self.disk.restart()
+                    self.disk.lose_power(POWER_LOSS)
+                self.disk.disarm()
                 leases.clear()
                 rack = rack.restart()
             elif what == "lease":
