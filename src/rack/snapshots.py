@@ -370,8 +370,9 @@ class SnapshotStore:
                 self._files.remove_tree(doomed)
             try:
                 self._files.rename(path, doomed)
-            except OSError:
+            except OSError as error:
                 # Even a rename may need space that a full disk lacks. Without its manifest nobody can use it either.
+                log.info("{path} is removed without another name first: {error}", path=str(path), error=str(error))
                 if self._files.identity(path / MANIFEST_NAME) is not None:
                     self._files.unlink(path / MANIFEST_NAME)
                     self._files.sync(path)
