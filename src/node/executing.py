@@ -94,7 +94,7 @@ class Executor(object):
                 "OUTPUT_STDERR_PATH": outputs.stderr,
                 "RESULT_PATH": self._path(script, ".yaml"),
                 "DOWNLOAD_PATH": self._downloads(script),
-                "RUNTIME": "{:g}".format(limit),
+                "RUNTIME": "{:.15g}".format(limit),
                 "HAS_STARTED": "True" if has_started else "False",
             }
         )
@@ -197,14 +197,14 @@ class Executor(object):
         return Outputs(self._path(script, ""), self._path(script, ".out"), self._path(script, ".err"))
 
     def _path(self, script: Script, ending: str) -> str:
-        return os.path.join(self._place("out", script), script.label + ending)
+        return os.path.join(self._place("out", script), script.file_name + ending)
 
     def _downloads(self, script: Script) -> str:
         return self._place("downloads", script)
 
     def _place(self, kind: str, script: Script) -> str:
         """A directory of the script's own: where the others are, or elsewhere if it cannot be made there."""
-        path = os.path.join(self._directory, kind, script.label)
+        path = os.path.join(self._directory, kind, script.file_name)
         if path in self._elsewhere:
             return self._elsewhere[path]
         try:

@@ -1,7 +1,10 @@
 """What of a script's outputs is sent, and is what it wrote to RESULT_PATH a result?"""
 
+import errno
 import json
+import os
 import re
+import stat
 from typing import Iterator, NamedTuple, Optional, Tuple
 
 SENT_BYTES = 1 << 20
@@ -33,7 +36,10 @@ def shortened(path: str, limit: int = SENT_BYTES) -> Sent:
     :raises OSError: if it cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        # Scripts may leave anything there. A pipe would be waited for, and a device may never end.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no file")
             size = file.seek(0, 2)
             file.seek(0)
             if size <= limit:

@@ -245,7 +245,7 @@ class Runner(object):
             finished = self._executor.interrupted(script, note.format(begun))
         else:
             self._state.begin(script.label)
-            if end_left_over(os.path.join(self._directory, "out", script.label, PROCESS)):
+            if end_left_over(os.path.join(self._directory, "out", script.file_name, PROCESS)):
                 self._console.warn("{} still ran; it was ended".format(script.label))
             has_started = begun > 0 or script.has_started
             if has_started:
