@@ -1,6 +1,7 @@
 """What does it take to run one script? Packages, arguments and an environment; and afterwards, what is told of it?"""
 
 import os
+import shutil
 import tempfile
 import threading
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -190,7 +191,9 @@ class Executor(object):
         """What an earlier start of it left is no result of this one."""
         for ending in ENDINGS:
             path = self._path(script, ending)
-            if os.path.lexists(path):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            elif os.path.lexists(path):
                 os.unlink(path)
 
     def _outputs(self, script: Script) -> Outputs:

@@ -76,6 +76,7 @@ class Runner(object):
         self._is_down = False
         self._is_finishing = False
         self._stopped_as = ""
+        self._untold: List[str] = []
         self._tally = Tally(clock.now)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self._spool = Spool(os.path.join(directory, "spool"), console.error, self._spool_changed)
@@ -234,9 +235,17 @@ class Runner(object):
         except BaseException as error:  # noqa: BLE001  # the other scripts have to run
             self._console.error("{}: the runner failed: {}: {}".format(script.label, type(error).__name__, error))
             note = "the runner failed:\n" + traceback.format_exc()
-            self._ended(script, self._executor.finished(script, Ended(1, 0.0, note=note), output=b""))
+            self._told_as_failed(script, note)
         finally:
             self._tally.end(script)
+
+    def _told_as_failed(self, script: Script, note: str) -> None:
+        try:
+            self._ended(script, self._executor.finished(script, Ended(1, 0.0, note=note), output=b""))
+        except Exception as error:  # noqa: BLE001  # the final signal says it, if nothing else can
+            self._console.error("{}: nor can that be told: {}: {}".format(script.label, type(error).__name__, error))
+            with self._lock:
+                self._untold.append(script.label)
 
     def _run_script(self, script: Script) -> None:
         begun = self._state.begun(script.label)
@@ -312,6 +321,8 @@ class Runner(object):
             reasons.append("failed: {}".format(", ".join(failed)))
         if self._spool.undelivered:
             reasons.append("could not be delivered: {}".format("; ".join(self._spool.undelivered)))
+        if self._untold:
+            reasons.append("nothing could be told of: {}".format(", ".join(self._untold)))
         if self._stopped_as:
             reasons.append("the region said stop: {}".format(self._stopped_as))
         if reasons:
