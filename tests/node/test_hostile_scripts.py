@@ -1,5 +1,5 @@
-"""Scripts that turn against the runner: against what it has, where it keeps that, and itself. The others run all the same,
-and of each the region or the log says how it ended."""
+"""Scripts that turn against the runner: against what it has, where it keeps that, and itself. The others run all the
+same, and of each the region or the log says how it ended."""
 
 from __future__ import annotations
 
