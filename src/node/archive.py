@@ -34,7 +34,8 @@ class BadArchive(Exception):
 class Script(NamedTuple):
     """One script to run. ``kind`` is commissioning or testing, ``path`` where it is on this machine.
 
-    ``timeout_seconds`` 0 means none. ``parallel`` is 0 (alone), 1 (with its own instances) or 2 (with any).
+    ``timeout_seconds`` 0 means none. ``parallel`` is 0 (alone), 1 (with its own instances) or 2 (with any). ``content`` is
+    what the archive has at that path.
     """
 
     kind: str
@@ -49,6 +50,15 @@ class Script(NamedTuple):
     packages: Mapping[str, Any] = {}
     has_started: bool = False
     may_reboot: bool = False
+    content: bytes = b""
+
+    def restore(self) -> None:
+        """Put it on the disk again if it is gone: a script before it may have deleted what the runner keeps.
+
+        :raises OSError: if it cannot be written.
+        """
+        if self.content and not os.path.lexists(self.path):
+            _write(self.path, self.content)
 
     @property
     def label(self) -> str:
@@ -69,6 +79,7 @@ def unpack(data: bytes, directory: str, complain: Callable[[str], None]) -> Tupl
     :raises BadArchive: if it cannot be read.
     """
     index: Optional[bytes] = None
+    contents: Dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for count, member in enumerate(archive, 1):
@@ -89,6 +100,7 @@ def unpack(data: bytes, directory: str, complain: Callable[[str], None]) -> Tupl
                 if name == INDEX:
                     index = found
                 else:
+                    contents[name] = found
                     _write(os.path.join(directory, *name.split("/")), found)
     except (tarfile.TarError, EOFError, OverflowError, ValueError) as error:
         raise BadArchive("it is no tar archive: {}".format(error)) from error
@@ -96,7 +108,7 @@ def unpack(data: bytes, directory: str, complain: Callable[[str], None]) -> Tupl
         raise BadArchive("it has no {}".format(INDEX))
     if len(index) > LARGEST_INDEX:
         raise BadArchive("its {} has more than {} bytes".format(INDEX, LARGEST_INDEX))
-    return read_index(index, directory, complain)
+    return read_index(index, directory, complain, contents)
 
 
 def safe_name(name: str) -> Optional[str]:
@@ -122,8 +134,12 @@ def _write(path: str, content: bytes) -> None:
     os.rename(partial, path)
 
 
-def read_index(data: bytes, directory: str, complain: Callable[[str], None]) -> Tuple[Script, ...]:
-    """The scripts that the index ``data`` lists. An entry that makes no sense is left out, and that is said.
+def read_index(
+    data: bytes, directory: str, complain: Callable[[str], None], contents: Mapping[str, bytes]
+) -> Tuple[Script, ...]:
+    """The scripts that the index ``data`` lists; ``contents`` are the files beside it, by name.
+
+    An entry that makes no sense is left out, and that is said.
 
     :raises BadArchive: if the index as a whole makes none.
     """
@@ -141,7 +157,7 @@ def read_index(data: bytes, directory: str, complain: Callable[[str], None]) -> 
             raise BadArchive("its {} has {} that are no list".format(INDEX, key))
         for entry in entries:
             try:
-                found.append(_script(kind, entry, directory))
+                found.append(_script(kind, entry, directory, contents))
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 complain("a script of the archive's index is left out ({}): {}".format(error, _shown(entry)))
     return tuple(found)
@@ -152,7 +168,7 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= SHOWN_CHARACTERS else shown[:SHOWN_CHARACTERS] + "…"
 
 
-def _script(kind: str, entry: Dict[str, Any], directory: str) -> Script:
+def _script(kind: str, entry: Dict[str, Any], directory: str, contents: Mapping[str, bytes]) -> Script:
     name = entry["name"]
     path = safe_name(entry["path"]) if isinstance(entry["path"], str) else None
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\x00" in name or path is None:
@@ -175,6 +191,7 @@ def _script(kind: str, entry: Dict[str, Any], directory: str) -> Script:
         packages,
         bool(entry.get("has_started")),
         bool(entry.get("may_reboot")),
+        contents.get(path, b""),
     )
 
 

@@ -81,6 +81,7 @@ class Executor(object):
             command = [script.path, *arguments(script.parameters)]
         except BadParameter as error:
             return self.finished(script, Ended(1, 0.0, note=str(error)))
+        self._restore(script)
         limit = script.timeout_seconds
         self._tally.begin(script, "running", limit)
         at_most = ", at most {}".format(span(limit)) if limit else ""
@@ -186,6 +187,12 @@ class Executor(object):
         except (installing.BadPackages, OSError) as error:
             return 1, str(error), b"".join(log)
         return 0, "", b""
+
+    def _restore(self, script: Script) -> None:
+        try:
+            script.restore()
+        except OSError as error:
+            self._console.warn("{} is gone, and cannot be written again: {}".format(script.path, error))
 
     def _clear(self, script: Script) -> None:
         """What an earlier start of it left is no result of this one."""

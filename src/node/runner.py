@@ -249,13 +249,13 @@ class Runner(object):
 
     def _run_script(self, script: Script) -> None:
         begun = self._state.begun(script.label)
+        if end_left_over(os.path.join(self._directory, "out", script.file_name, PROCESS)):
+            self._console.warn("{} still ran; it was ended".format(script.label))
         if begun >= INTERRUPTIONS and not script.may_reboot:
             note = "it was begun {} times, and each time the runner or this machine went down; it is not begun again"
             finished = self._executor.interrupted(script, note.format(begun))
         else:
             self._state.begin(script.label)
-            if end_left_over(os.path.join(self._directory, "out", script.file_name, PROCESS)):
-                self._console.warn("{} still ran; it was ended".format(script.label))
             has_started = begun > 0 or script.has_started
             if has_started:
                 self._console.warn(

@@ -251,6 +251,8 @@ class _Sink(object):
             files, self._files = self._files, {}
         for file in files.values():
             file.close()
+            if not self.problem and not os.path.lexists(file.name):
+                self.problem = "{}: it was deleted meanwhile".format(file.name)
 
 
 def _reader(stream: Optional[IO[bytes]], name: str, sink: _Sink) -> threading.Thread:

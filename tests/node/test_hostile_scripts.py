@@ -7,11 +7,12 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.executing import Executor
-from node.running import Outputs
+from node.running import Ended, Outputs
 from tests.node.hostile import CREDENTIALS_PARTS, HostileRegion
 from tests.node.runs import INDEX, LABELS, Run, Scripts, make_run
 from tests.node.virtual import VirtualClock
@@ -21,11 +22,22 @@ class HostileScriptTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = self.mktemp()
 
-    def run_with(self, does: Mapping[str, Callable[[Outputs], int]]) -> Run:
+    def run_with(
+        self, does: Mapping[str, Callable[[Outputs], int]], look: Callable[[list[str]], object] = lambda command: None
+    ) -> Run:
         region = HostileRegion(VirtualClock(), INDEX)
         url = region.start()
         self.addCleanup(region.close)
-        run = make_run(region, url, self.directory, Scripts(region.clock, does))
+        scripts = Scripts(region.clock, does)
+        execute = scripts.execute
+
+        def looked(command: list[str], *arguments: Any) -> Ended:
+            if command[0] != "apt-get":
+                look(command)
+            return execute(command, *arguments)
+
+        self.patch(Scripts, "execute", lambda _, *arguments: looked(*arguments))
+        run = make_run(region, url, self.directory, scripts)
         self.status = run.runner.run()
         return run
 
@@ -45,8 +57,11 @@ class HostileScriptTests(SynchronousTestCase):
             shutil.rmtree(self.directory)
             return 0
 
-        run = self.run_with({"10-first.1": delete})
+        paths: list[bool] = []
+        run = self.run_with({"10-first.1": delete}, lambda command: paths.append(os.access(command[0], os.X_OK)))
         self.check_whole(run)
+        # What is still to be run is there again.
+        self.assertEqual(paths, [True] * len(LABELS))
         [(status, why)] = run.region.finals
         self.assertEqual(self.status, 0 if status == "OK" else 1, why)
 

@@ -168,6 +168,10 @@ class RunTests(SynchronousTestCase):
         self.assertIn("not all of its output was kept: /dev/full: No space left on device", ended.note)
         self.assertEqual((self.directory / "stdout").stat().st_size, 300000)
 
+    def test_that_its_outputs_are_gone_is_said(self) -> None:
+        ended = self.shell("echo x; rm combined stdout")
+        self.assertIn(f"not all of its output was kept: {self.outputs.combined}: it was deleted", ended.note)
+
     def test_what_starts_is_told_of_with_its_process_id(self) -> None:
         pids: list[int] = []
         command = ["/bin/sh", "-c", "echo $$"]
