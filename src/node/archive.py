@@ -34,8 +34,8 @@ class BadArchive(Exception):
 class Script(NamedTuple):
     """One script to run. ``kind`` is commissioning or testing, ``path`` where it is on this machine.
 
-    ``timeout_seconds`` 0 means none. ``parallel`` is 0 (alone), 1 (with its own instances) or 2 (with any). ``content`` is
-    what the archive has at that path.
+    ``timeout_seconds`` 0 means none. ``parallel`` is 0 (alone), 1 (with its own instances) or 2 (with any).
+    ``content`` is what the archive has at that path.
     """
 
     kind: str
