@@ -32,6 +32,7 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
         "_stream_writer.write",
         "OSError, ValueError",
     ): "nobody is left to tell",
+    ("src/node/clock.py", "start", "RuntimeError"): "tried again, and raised when it has lasted",
     ("src/node/console.py", "_console_writer.write", "OSError"): "nobody is left to tell",
     ("src/node/console.py", "_syslog_writer", "OSError"): "there is no syslog; the console and stderr have all of it",
     ("src/node/delivery.py", "read_standing", "ValueError, RecursionError"): "the caller reports what came instead",

@@ -4,16 +4,19 @@ import argparse
 import errno
 import fcntl
 import hashlib
+import http.client
 import os
 import signal
 import sys
 import tempfile
+import threading
 import urllib.request
 from functools import partial
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Union
 
 from node.client import Client
 from node.clock import Clock
+from node.clock import start as start_thread
 from node.console import Console
 from node.credentials import Credentials, NoCredentials, find
 from node.delivery import ITEM_SECONDS, pause
@@ -21,6 +24,9 @@ from node.priority import Priority
 from node.runner import Options, Runner
 
 DIRECTORY = "/var/lib/stanchion-runner"
+
+FETCH_SECONDS = 30.0
+"""How long one attempt to get the credentials may take."""
 
 USAGE = """\
 Where the region is, and with what this machine proves who it is, is looked for in this order: --config,
@@ -131,16 +137,39 @@ def _fetch(console: Console, url: str, clock: Optional[Clock] = None, seconds: f
     while True:
         attempt += 1
         try:
-            with urllib.request.urlopen(url, timeout=30.0) as response:
-                content: bytes = response.read(1 << 20)
-            return content.decode("utf-8", "replace")
-        except OSError as error:
+            return _fetch_once(url)
+        except (OSError, http.client.HTTPException) as error:
             # The region may be starting, or the network not be there yet.
             wait = pause(attempt, None, 1.0)
+            why = str(error) or type(error).__name__
             if 400 <= getattr(error, "code", 0) < 500 or clock.now() + wait > until:
-                raise
-            console.warn("{}: attempt {}: {}; next try in {:.0f} s".format(url, attempt, error, wait))
+                raise OSError(why) from error
+            console.warn("{}: attempt {}: {}; next try in {:.0f} s".format(url, attempt, why, wait))
         clock.event().wait(wait)
+
+
+def _fetch_once(url: str) -> str:
+    """Whatever the server does, it takes no longer than :data:`FETCH_SECONDS`. No proxy is to see what is there."""
+    outcome: List[Union[bytes, BaseException]] = []
+
+    def read() -> None:
+        try:
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(url, timeout=FETCH_SECONDS) as response:
+                outcome.append(response.read())
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where it is waited for
+            outcome.append(error)
+
+    thread = threading.Thread(target=read, name="credentials")
+    thread.daemon = True
+    start_thread(thread)
+    thread.join(FETCH_SECONDS)
+    if not outcome:
+        raise OSError("no whole answer within {:.0f} s".format(FETCH_SECONDS))
+    [ended] = outcome
+    if isinstance(ended, BaseException):
+        raise ended
+    return ended.decode("utf-8", "replace")
 
 
 def _positive(text: str) -> float:

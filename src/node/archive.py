@@ -4,8 +4,10 @@ The format is MAAS's: an uncompressed tar with ``index.json``, ``{"1.0": {"commi
 "testing_scripts": [...]}}``. Whatever in it is no plain file below the directory is left out, and that is said.
 """
 
+import hashlib
 import io
 import json
+import math
 import os
 import posixpath
 import tarfile
@@ -13,6 +15,16 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 
 INDEX = "index.json"
 KINDS = (("commissioning", "commissioning_scripts"), ("testing", "testing_scripts"))
+
+MOST_MEMBERS = 10000
+LARGEST_INDEX = 16 << 20
+"""More than any machine has to run; a longer index would take most of a small machine's memory to read."""
+
+LONGEST_NAME = 240
+"""Bytes of a file's name, without its ending: of 255 (NAME_MAX)."""
+
+SHOWN_CHARACTERS = 200
+"""How much of an entry that makes no sense is shown."""
 
 
 class BadArchive(Exception):
@@ -23,6 +35,7 @@ class Script(NamedTuple):
     """One script to run. ``kind`` is commissioning or testing, ``path`` where it is on this machine.
 
     ``timeout_seconds`` 0 means none. ``parallel`` is 0 (alone), 1 (with its own instances) or 2 (with any).
+    ``content`` is what the archive has at that path.
     """
 
     kind: str
@@ -37,11 +50,27 @@ class Script(NamedTuple):
     packages: Mapping[str, Any] = {}
     has_started: bool = False
     may_reboot: bool = False
+    content: bytes = b""
+
+    def restore(self) -> None:
+        """Put it on the disk again if it is gone: a script before it may have deleted what the runner keeps.
+
+        :raises OSError: if it cannot be written.
+        """
+        if self.content and not os.path.lexists(self.path):
+            _write(self.path, self.content)
 
     @property
     def label(self) -> str:
-        """How people and files name this run of it: names may be there more than once."""
+        """How people name this run of it: names may be there more than once."""
         return "{}.{}".format(self.name, self.result_id) if self.result_id is not None else self.name
+
+    @property
+    def file_name(self) -> str:
+        """How files name it: as people, unless that leaves no room for an ending."""
+        if len(self.label.encode("utf-8")) <= LONGEST_NAME:
+            return self.label
+        return hashlib.sha256(self.label.encode("utf-8")).hexdigest()
 
 
 def unpack(data: bytes, directory: str, complain: Callable[[str], None]) -> Tuple[Script, ...]:
@@ -50,12 +79,19 @@ def unpack(data: bytes, directory: str, complain: Callable[[str], None]) -> Tupl
     :raises BadArchive: if it cannot be read.
     """
     index: Optional[bytes] = None
+    contents: Dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-            for member in archive:
+            for count, member in enumerate(archive, 1):
+                if count > MOST_MEMBERS:
+                    raise BadArchive("it has more than {} members".format(MOST_MEMBERS))
                 name = safe_name(member.name)
-                if name is None or not (member.isreg() or member.isdir()):
-                    complain("the archive's member {!r} is left out: it is no plain file below it".format(member.name))
+                # A file that is larger than all of the archive is one with holes, or says what is not true.
+                is_plain = member.isdir() or (member.isreg() and not member.issparse() and member.size <= len(data))
+                if name is None or not is_plain:
+                    complain(
+                        "the archive's member {} is left out: it is no plain file below it".format(_shown(member.name))
+                    )
                     continue
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None:
@@ -64,12 +100,15 @@ def unpack(data: bytes, directory: str, complain: Callable[[str], None]) -> Tupl
                 if name == INDEX:
                     index = found
                 else:
+                    contents[name] = found
                     _write(os.path.join(directory, *name.split("/")), found)
     except (tarfile.TarError, EOFError, OverflowError, ValueError) as error:
         raise BadArchive("it is no tar archive: {}".format(error)) from error
     if index is None:
         raise BadArchive("it has no {}".format(INDEX))
-    return read_index(index, directory, complain)
+    if len(index) > LARGEST_INDEX:
+        raise BadArchive("its {} has more than {} bytes".format(INDEX, LARGEST_INDEX))
+    return read_index(index, directory, complain, contents)
 
 
 def safe_name(name: str) -> Optional[str]:
@@ -84,8 +123,8 @@ def safe_name(name: str) -> Optional[str]:
 
 def _write(path: str, content: bytes) -> None:
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    # Never through what is there already: a link could lead elsewhere.
-    partial = path + ".part"
+    # Never through what is there already: a link could lead elsewhere. And the longest name has no room for more.
+    partial = os.path.join(os.path.dirname(path), ".part")
     if os.path.lexists(partial):
         os.unlink(partial)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o755)
@@ -95,8 +134,12 @@ def _write(path: str, content: bytes) -> None:
     os.rename(partial, path)
 
 
-def read_index(data: bytes, directory: str, complain: Callable[[str], None]) -> Tuple[Script, ...]:
-    """The scripts that the index ``data`` lists. An entry that makes no sense is left out, and that is said.
+def read_index(
+    data: bytes, directory: str, complain: Callable[[str], None], contents: Mapping[str, bytes]
+) -> Tuple[Script, ...]:
+    """The scripts that the index ``data`` lists; ``contents`` are the files beside it, by name.
+
+    An entry that makes no sense is left out, and that is said.
 
     :raises BadArchive: if the index as a whole makes none.
     """
@@ -114,17 +157,24 @@ def read_index(data: bytes, directory: str, complain: Callable[[str], None]) -> 
             raise BadArchive("its {} has {} that are no list".format(INDEX, key))
         for entry in entries:
             try:
-                found.append(_script(kind, entry, directory))
-            except (KeyError, TypeError, ValueError) as error:
-                complain("a script of the archive's index is left out ({}): {!r}".format(error, entry))
+                found.append(_script(kind, entry, directory, contents))
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                complain("a script of the archive's index is left out ({}): {}".format(error, _shown(entry)))
     return tuple(found)
 
 
-def _script(kind: str, entry: Dict[str, Any], directory: str) -> Script:
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN_CHARACTERS else shown[:SHOWN_CHARACTERS] + "…"
+
+
+def _script(kind: str, entry: Dict[str, Any], directory: str, contents: Mapping[str, bytes]) -> Script:
     name = entry["name"]
     path = safe_name(entry["path"]) if isinstance(entry["path"], str) else None
-    if not isinstance(name, str) or not name or "/" in name or "\x00" in name or path is None:
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\x00" in name or path is None:
         raise ValueError("its name or path is none")
+    # What is no Unicode is no file's name, and cannot be sent.
+    (name + path).encode("utf-8")
     parameters, packages = entry.get("parameters") or {}, entry.get("packages") or {}
     if not isinstance(parameters, dict) or not isinstance(packages, dict):
         raise ValueError("its parameters or packages are no objects")
@@ -141,6 +191,7 @@ def _script(kind: str, entry: Dict[str, Any], directory: str) -> Script:
         packages,
         bool(entry.get("has_started")),
         bool(entry.get("may_reboot")),
+        contents.get(path, b""),
     )
 
 
@@ -159,8 +210,12 @@ def _seconds(value: Any, parameters: Mapping[str, Any]) -> float:
     """How long a script may take: what its runtime parameter says, else its own limit."""
     for parameter in parameters.values():
         if isinstance(parameter, dict) and parameter.get("type") == "runtime" and parameter.get("value"):
-            return max(float(parameter["value"]), 0.0)
-    return max(float(value or 0), 0.0)
+            value = parameter["value"]
+            break
+    seconds = float(value or 0)
+    if not math.isfinite(seconds):
+        raise ValueError("it may take {} seconds".format(seconds))
+    return max(seconds, 0.0)
 
 
 HARDWARE_ORDER = {1: 1, 2: 2, 3: 3, 4: 4, 0: 99}

@@ -15,8 +15,9 @@ import threading
 import time
 import urllib.parse
 import uuid
-from typing import Callable, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
+from node.clock import start
 from node.credentials import Credentials
 
 CONNECT_SECONDS = 10.0
@@ -30,6 +31,9 @@ SLOWEST = 16 * 1024
 """Bytes per second: a large request may take as much longer as it takes at this rate."""
 
 LARGEST_ANSWER = 256 << 20
+LARGEST_REPLY = 1 << 20
+"""Bytes of an answer to what is told: the region's are a few words."""
+
 PIECE = 64 * 1024
 SKEW_SECONDS = 30.0
 """By how much this machine's clock must be off before the region's is taken."""
@@ -121,37 +125,35 @@ class Client(object):
         parts = urllib.parse.urlsplit(self.url(path))
         deadline = self._deadline_seconds + len(body) / SLOWEST
         connection = self._connection(parts)
-        over = threading.Event()
+        outcome: List[Union[Answer, BaseException]] = []
 
-        def cut() -> None:
-            over.set()
+        def exchange() -> None:
+            try:
+                outcome.append(self._exchange(connection, method, parts, body, content_type, accept))
+            except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where it is waited for
+                outcome.append(error)
+            finally:
+                connection.close()
+
+        # Looking up a name, or a handshake, cannot be broken off: then that thread is left to itself.
+        thread = threading.Thread(target=exchange, name="request")
+        thread.daemon = True
+        start(thread)
+        thread.join(deadline)
+        if not outcome:
             _close(connection)
-
-        timer = threading.Timer(deadline, cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            answer = self._exchange(connection, method, parts, body, content_type, accept)
-            if over.is_set():
-                # http.client takes headers that are cut for whole ones.
-                raise NoAnswer("no whole answer within {:.0f} s".format(deadline))
-            return answer
-        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-            # AttributeError: http.client trips over a socket that was closed under it when time was up.
-            if over.is_set():
-                raise NoAnswer("no whole answer within {:.0f} s".format(deadline)) from error
-            if isinstance(error, AttributeError):
-                raise
-            raise NoAnswer(_words(error)) from error
-        finally:
-            timer.cancel()
-            connection.close()
+            raise NoAnswer("no whole answer within {:.0f} s".format(deadline))
+        [ended] = outcome
+        if isinstance(ended, Answer):
+            return ended
+        if isinstance(ended, (OSError, http.client.HTTPException, ValueError)):
+            raise NoAnswer(_words(ended)) from ended
+        raise ended
 
     def _connection(self, parts: urllib.parse.SplitResult) -> http.client.HTTPConnection:
         host = parts.hostname or ""
         if parts.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, parts.port, timeout=self._connect_seconds, context=context)
+            return http.client.HTTPSConnection(host, parts.port, timeout=self._connect_seconds)
         return http.client.HTTPConnection(host, parts.port, timeout=self._connect_seconds)
 
     def _exchange(
@@ -166,7 +168,15 @@ class Client(object):
         headers = {"Authorization": self.authorization(), "Accept": accept, "Connection": "close"}
         if content_type:
             headers["Content-Type"] = content_type
-        connection.connect()
+        # Not HTTPSConnection's own: while that shakes hands, nobody else knows the socket, and could close it.
+        http.client.HTTPConnection.connect(connection)
+        if isinstance(connection, http.client.HTTPSConnection):
+            context = ssl.create_default_context()
+            wrapped = context.wrap_socket(
+                connection.sock, server_hostname=connection.host, do_handshake_on_connect=False
+            )
+            connection.sock = wrapped
+            wrapped.do_handshake()
         connection.sock.settimeout(self._read_seconds)
         target = parts.path + ("?" + parts.query if parts.query else "")
         broken: Optional[OSError] = None
@@ -181,21 +191,11 @@ class Client(object):
             if broken is not None:
                 raise broken from None
             raise
-        pieces: List[bytes] = []
-        size = 0
-        while True:
-            # In pieces: Python before 3.10 makes room for all that may come before it reads.
-            piece = response.read(PIECE)
-            if not piece:
-                break
-            pieces.append(piece)
-            size += len(piece)
-            if size > LARGEST_ANSWER:
-                raise NoAnswer("the answer has more than {} bytes".format(LARGEST_ANSWER))
-        if response.length:
-            raise NoAnswer("the answer was cut off: {} bytes are missing".format(response.length))
+        with response:
+            # A connection that is closed stays open for as long as there is an answer to be read from it.
+            content = _content(response, LARGEST_ANSWER if method == "GET" else LARGEST_REPLY)
         found = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, response.reason, found, b"".join(pieces))
+        return Answer(response.status, response.reason, found, content)
 
     def authorization(self) -> str:
         """The Authorization header: OAuth 1.0 with PLAINTEXT (RFC 5849)."""
@@ -211,6 +211,23 @@ class Client(object):
         ]
         listed = ", ".join('{}="{}"'.format(name, urllib.parse.quote(value, safe="")) for name, value in values)
         return 'OAuth realm="", ' + listed
+
+
+def _content(response: http.client.HTTPResponse, largest: int) -> bytes:
+    pieces: List[bytes] = []
+    size = 0
+    while True:
+        # In pieces: Python before 3.10 makes room for all that may come before it reads.
+        piece = response.read(PIECE)
+        if not piece:
+            break
+        pieces.append(piece)
+        size += len(piece)
+        if size > largest:
+            raise NoAnswer("the answer has more than {} bytes".format(largest))
+    if response.length:
+        raise NoAnswer("the answer was cut off: {} bytes are missing".format(response.length))
+    return b"".join(pieces)
 
 
 def _close(connection: http.client.HTTPConnection) -> None:

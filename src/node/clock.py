@@ -7,6 +7,9 @@ import threading
 import time
 from typing import Any, Callable, Optional
 
+START_ATTEMPTS = 60
+START_PAUSE_SECONDS = 1.0
+
 
 class Event(object):
     """As ``threading.Event``."""
@@ -69,8 +72,25 @@ class Clock(object):
 
         thread = threading.Thread(target=work, name=name)
         thread.daemon = True
-        thread.start()
+        start(thread)
         return Worker(ended)
+
+
+def start(thread: threading.Thread, pause: Callable[[float], object] = time.sleep) -> None:
+    """Start a thread. While the machine has no room for one, as a script takes all there is, it is tried again.
+
+    :raises RuntimeError: if it has none for a minute.
+    """
+    attempt = 1
+    while True:
+        try:
+            thread.start()
+            return
+        except RuntimeError:
+            if attempt == START_ATTEMPTS:
+                raise
+        attempt += 1
+        pause(START_PAUSE_SECONDS)
 
 
 def span(seconds: float) -> str:

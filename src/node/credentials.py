@@ -8,6 +8,7 @@ four values are plain words in it, whichever of YAML's styles was used, and are 
 import glob
 import os
 import re
+import urllib.parse
 from typing import Callable, List, Mapping, NamedTuple, Optional
 
 CLOUD_CONFIG = "/etc/cloud/cloud.cfg.d/*cmdline*.cfg"
@@ -52,9 +53,19 @@ def parse(text: str) -> Credentials:
     missing = [key for key in KEYS if key not in found]
     if missing:
         raise NoCredentials("lacks {}".format(", ".join(missing)))
-    if not re.match(r"https?://[^\s/]", found["metadata_url"]):
+    if not _is_url(found["metadata_url"]):
         raise NoCredentials("has the metadata_url {!r}, which is no http(s) URL".format(found["metadata_url"]))
     return Credentials(**found)
+
+
+def _is_url(text: str) -> bool:
+    """Whether requests can be sent there, as far as one can tell before."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        # Of its port, or of the brackets around an address.
+        return False
 
 
 def find(

@@ -74,6 +74,8 @@ def judge(outcome: Union[Answer, NoAnswer], now: float) -> Judgement:
 
 def read_standing(answer: Answer) -> Optional[Standing]:
     """What a good answer to a signal says; None if it is no region's (a portal's page, a proxy's)."""
+    if answer.status == 204 and "x-stanchion-status" not in answer.headers:
+        return None  # as portals answer whoever looks whether there is a way into the Internet
     if answer.status == 204 or answer.body.strip() == b"OK":
         return Standing(answer.headers.get("x-stanchion-status", ""), answer.headers.get("x-stanchion-stop") == "true")
     try:

@@ -1,6 +1,7 @@
 """What does it take to run one script? Packages, arguments and an environment; and afterwards, what is told of it?"""
 
 import os
+import shutil
 import tempfile
 import threading
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -80,6 +81,7 @@ class Executor(object):
             command = [script.path, *arguments(script.parameters)]
         except BadParameter as error:
             return self.finished(script, Ended(1, 0.0, note=str(error)))
+        self._restore(script)
         limit = script.timeout_seconds
         self._tally.begin(script, "running", limit)
         at_most = ", at most {}".format(span(limit)) if limit else ""
@@ -94,7 +96,7 @@ class Executor(object):
                 "OUTPUT_STDERR_PATH": outputs.stderr,
                 "RESULT_PATH": self._path(script, ".yaml"),
                 "DOWNLOAD_PATH": self._downloads(script),
-                "RUNTIME": "{:g}".format(limit),
+                "RUNTIME": "{:.15g}".format(limit),
                 "HAS_STARTED": "True" if has_started else "False",
             }
         )
@@ -186,25 +188,33 @@ class Executor(object):
             return 1, str(error), b"".join(log)
         return 0, "", b""
 
+    def _restore(self, script: Script) -> None:
+        try:
+            script.restore()
+        except OSError as error:
+            self._console.warn("{} is gone, and cannot be written again: {}".format(script.path, error))
+
     def _clear(self, script: Script) -> None:
         """What an earlier start of it left is no result of this one."""
         for ending in ENDINGS:
             path = self._path(script, ending)
-            if os.path.lexists(path):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            elif os.path.lexists(path):
                 os.unlink(path)
 
     def _outputs(self, script: Script) -> Outputs:
         return Outputs(self._path(script, ""), self._path(script, ".out"), self._path(script, ".err"))
 
     def _path(self, script: Script, ending: str) -> str:
-        return os.path.join(self._place("out", script), script.label + ending)
+        return os.path.join(self._place("out", script), script.file_name + ending)
 
     def _downloads(self, script: Script) -> str:
         return self._place("downloads", script)
 
     def _place(self, kind: str, script: Script) -> str:
         """A directory of the script's own: where the others are, or elsewhere if it cannot be made there."""
-        path = os.path.join(self._directory, kind, script.label)
+        path = os.path.join(self._directory, kind, script.file_name)
         if path in self._elsewhere:
             return self._elsewhere[path]
         try:

@@ -62,11 +62,13 @@ class Fetcher(object):
             attempt += 1
             outcome = self._get()
             problem = ""
-            if isinstance(outcome, Answer) and outcome.status in (200, 204):
+            # Without that header it is not the region that says that there are none.
+            is_none = isinstance(outcome, Answer) and outcome.status == 204 and "x-stanchion-status" in outcome.headers
+            if isinstance(outcome, Answer) and (outcome.status == 200 or is_none):
                 standing = Standing(
                     outcome.headers.get("x-stanchion-status", ""), outcome.headers.get("x-stanchion-stop") == "true"
                 )
-                if outcome.status == 204:
+                if is_none:
                     return Fetched((), standing)
                 try:
                     return Fetched(self._unpacked(outcome.body), standing)

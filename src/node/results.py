@@ -1,7 +1,10 @@
 """What of a script's outputs is sent, and is what it wrote to RESULT_PATH a result?"""
 
+import errno
 import json
+import os
 import re
+import stat
 from typing import Iterator, NamedTuple, Optional, Tuple
 
 SENT_BYTES = 1 << 20
@@ -33,7 +36,10 @@ def shortened(path: str, limit: int = SENT_BYTES) -> Sent:
     :raises OSError: if it cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        # Scripts may leave anything there. A pipe would be waited for, and a device may never end.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no file")
             size = file.seek(0, 2)
             file.seek(0)
             if size <= limit:
@@ -72,7 +78,9 @@ def read_result(content: bytes) -> Tuple[str, Optional[str]]:
         groups = (group for found in matches if found for group in found.groups() if group is not None)
         status = next(groups, "")
     if status and status not in STATUSES:
-        return "", "its status is {!r}; it should be one of: {}".format(status[:40], ", ".join(STATUSES))
+        # Whole or not at all: what is a secret's would not be known as that any more.
+        shown = "is {!r}".format(status) if len(status) <= 40 else "has {} characters".format(len(status))
+        return "", "its status {}; it should be one of: {}".format(shown, ", ".join(STATUSES))
     if not re.search(r"""(?m)^(\{|---|#|["']?[A-Za-z_][\w -]*["']?\s*:)""", bare):
         return "", "it is no mapping of status and results"
     return status, None

@@ -76,6 +76,7 @@ class Runner(object):
         self._is_down = False
         self._is_finishing = False
         self._stopped_as = ""
+        self._untold: List[str] = []
         self._tally = Tally(clock.now)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self._spool = Spool(os.path.join(directory, "spool"), console.error, self._spool_changed)
@@ -234,19 +235,27 @@ class Runner(object):
         except BaseException as error:  # noqa: BLE001  # the other scripts have to run
             self._console.error("{}: the runner failed: {}: {}".format(script.label, type(error).__name__, error))
             note = "the runner failed:\n" + traceback.format_exc()
-            self._ended(script, self._executor.finished(script, Ended(1, 0.0, note=note), output=b""))
+            self._told_as_failed(script, note)
         finally:
             self._tally.end(script)
 
+    def _told_as_failed(self, script: Script, note: str) -> None:
+        try:
+            self._ended(script, self._executor.finished(script, Ended(1, 0.0, note=note), output=b""))
+        except Exception as error:  # noqa: BLE001  # the final signal says it, if nothing else can
+            self._console.error("{}: nor can that be told: {}: {}".format(script.label, type(error).__name__, error))
+            with self._lock:
+                self._untold.append(script.label)
+
     def _run_script(self, script: Script) -> None:
         begun = self._state.begun(script.label)
+        if end_left_over(os.path.join(self._directory, "out", script.file_name, PROCESS)):
+            self._console.warn("{} still ran; it was ended".format(script.label))
         if begun >= INTERRUPTIONS and not script.may_reboot:
             note = "it was begun {} times, and each time the runner or this machine went down; it is not begun again"
             finished = self._executor.interrupted(script, note.format(begun))
         else:
             self._state.begin(script.label)
-            if end_left_over(os.path.join(self._directory, "out", script.label, PROCESS)):
-                self._console.warn("{} still ran; it was ended".format(script.label))
             has_started = begun > 0 or script.has_started
             if has_started:
                 self._console.warn(
@@ -312,6 +321,8 @@ class Runner(object):
             reasons.append("failed: {}".format(", ".join(failed)))
         if self._spool.undelivered:
             reasons.append("could not be delivered: {}".format("; ".join(self._spool.undelivered)))
+        if self._untold:
+            reasons.append("nothing could be told of: {}".format(", ".join(self._untold)))
         if self._stopped_as:
             reasons.append("the region said stop: {}".format(self._stopped_as))
         if reasons:

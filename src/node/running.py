@@ -11,10 +11,13 @@ import threading
 import time
 from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
-from node.clock import Event, span
+from node.clock import Event, span, start
 
 TERM_SECONDS = 10.0
 """How long a group has to end after TERM, before KILL."""
+
+KILL_SECONDS = 30.0
+"""How long a process has to end after KILL. One that waits for hardware that does not answer ends when that does."""
 
 LINGER_SECONDS = 2.0
 """How long outputs are read after the command itself has ended: what it left in the background may hold them open."""
@@ -58,7 +61,7 @@ def run(
 
     :param on_start: called with its process id when it has begun.
     """
-    begun = now()
+    begin = now()
     sink = _Sink(outputs)
     try:
         process = subprocess.Popen(
@@ -77,7 +80,27 @@ def run(
         why = getattr(error, "strerror", None) or error
         sink.close()
         note = "{} cannot be executed: {}{}".format(command[0], why, _hint(command[0], number))
-        return Ended(number, now() - begun, note=note)
+        return Ended(number, now() - begin, note=note)
+    try:
+        return _watch(process, outputs, sink, begin, timeout, stop, now, term_seconds, on_start)
+    finally:
+        sink.close()
+        if process.poll() is None:
+            # The runner itself has failed, and what it knows nothing of any more is not to run on.
+            _signal(process.pid, signal.SIGKILL)
+
+
+def _watch(
+    process: "subprocess.Popen[bytes]",
+    outputs: Outputs,
+    sink: "_Sink",
+    begin: float,
+    timeout: float,
+    stop: Event,
+    now: Callable[[], float],
+    term_seconds: float,
+    on_start: Callable[[int], None],
+) -> Ended:
     problem = ""
     try:
         on_start(process.pid)
@@ -89,13 +112,13 @@ def run(
     ]
     timed_out = stopped = False
     while process.poll() is None:
-        left = begun + timeout - now() if timeout else 1.0
+        left = begin + timeout - now() if timeout else 1.0
         if left <= 0 or stop.is_set():
             timed_out, stopped = left <= 0, left > 0
             end_group(process, term_seconds)
             break
         _has_ended(process, min(left, 0.5))
-    status = process.wait()
+    status = process.poll()
     lingering = _join(readers)
     sink.close()
     notes = [problem] if problem else []
@@ -103,11 +126,14 @@ def run(
         notes.append("it was ended after its limit of {}".format(span(timeout)))
     if stopped:
         notes.append("it was ended because the region said stop")
-    if lingering:
+    if status is None:
+        status = -signal.SIGKILL
+        notes.append("it cannot be ended, as it waits for the kernel or for hardware; it is left")
+    elif lingering:
         notes.append("something that it left running holds its outputs open; what that writes is not kept")
     if sink.problem:
         notes.append("not all of its output was kept: {}".format(sink.problem))
-    return Ended(128 - status if status < 0 else status, now() - begun, timed_out, stopped, "; ".join(notes))
+    return Ended(128 - status if status < 0 else status, now() - begin, timed_out, stopped, "; ".join(notes))
 
 
 def _hint(path: str, number: int) -> str:
@@ -119,7 +145,10 @@ def _hint(path: str, number: int) -> str:
 
 
 def end_group(process: "subprocess.Popen[bytes]", term_seconds: float) -> None:
-    """End a process and its whole group: TERM, and KILL for what is left after ``term_seconds``."""
+    """End a process and its whole group: TERM, and KILL for what is left after ``term_seconds``.
+
+    It may be there all the same when this returns: not even KILL ends what waits for hardware.
+    """
     _signal(process.pid, signal.SIGTERM)
     # What was stopped does not see TERM before it goes on.
     _signal(process.pid, signal.SIGCONT)
@@ -129,7 +158,7 @@ def end_group(process: "subprocess.Popen[bytes]", term_seconds: float) -> None:
     while ended and _signal(process.pid, 0) and time.monotonic() < until:
         time.sleep(0.05)
     _signal(process.pid, signal.SIGKILL)
-    process.wait()
+    _has_ended(process, KILL_SECONDS)
 
 
 def remember(pid: int, path: str) -> None:
@@ -222,6 +251,8 @@ class _Sink(object):
             files, self._files = self._files, {}
         for file in files.values():
             file.close()
+            if not self.problem and not os.path.lexists(file.name):
+                self.problem = "{}: it was deleted meanwhile".format(file.name)
 
 
 def _reader(stream: Optional[IO[bytes]], name: str, sink: _Sink) -> threading.Thread:
@@ -237,7 +268,7 @@ def _reader(stream: Optional[IO[bytes]], name: str, sink: _Sink) -> threading.Th
 
     thread = threading.Thread(target=read, name="reading " + name)
     thread.daemon = True
-    thread.start()
+    start(thread)
     return thread
 
 

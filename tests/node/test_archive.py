@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+import node.archive
 from node.archive import BadArchive, Script, plan, safe_name, unpack
 
 
@@ -87,6 +88,52 @@ class UnpackTests(SynchronousTestCase):
         scripts = self.unpack(archive({"1.0": {"commissioning_scripts": [*wrong, entry("right")]}}))
         self.assertEqual([script.name for script in scripts], ["right"])
         self.assertEqual(len(self.complaints), len(wrong))
+
+    def test_a_number_that_is_none_or_has_no_end_and_a_name_that_no_file_has_are_left_out_too(self) -> None:
+        huge, endless = 10**400, float("inf")
+        wrong = [
+            entry("a", timeout_seconds=float("nan")), entry("b", timeout_seconds=endless),
+            entry("c", timeout_seconds=huge), entry("d", script_result_id=endless), entry("e", parallel=endless),
+            entry("f", parameters={"runtime": {"type": "runtime", "value": float("nan")}}), entry("\ud800"),
+            entry("g", path="\ud800"), entry(".."), entry("."),
+        ]  # fmt: skip
+        right = [entry("-1", timeout_seconds=-1), entry("long", timeout_seconds=1e308)]
+        scripts = self.unpack(archive({"1.0": {"commissioning_scripts": [*wrong, *right]}}))
+        self.assertEqual([(script.name, script.timeout_seconds) for script in scripts], [("-1", 0.0), ("long", 1e308)])
+        self.assertEqual(len(self.complaints), len(wrong))
+
+    def test_a_complaint_about_an_entry_is_no_longer_than_a_line(self) -> None:
+        self.unpack(archive({"1.0": {"commissioning_scripts": [{"name": "x" * 1_000_000}]}}))
+        self.assertLess(len(self.complaints[0]), 500)
+
+    def test_a_file_with_holes_that_is_larger_than_the_archive_is_left_out(self) -> None:
+        info = tarfile.TarInfo("commissioning/a")
+        size = str(1 << 40)
+        info.pax_headers = {"GNU.sparse.realsize": size, "GNU.sparse.size": size, "GNU.sparse.map": "0,0"}
+        data = archive({"1.0": {"commissioning_scripts": [entry("right")]}}, info)
+        self.assertEqual([script.name for script in self.unpack(data)], ["right"])
+        self.assertEqual(len(self.complaints), 1)
+        self.assertIn("'commissioning/a' is left out", self.complaints[0])
+        info.pax_headers = {"size": size}
+        self.assertRaises(BadArchive, self.unpack, archive({"1.0": {}}, info))
+
+    def test_a_script_may_have_the_longest_name_that_the_region_allows(self) -> None:
+        name = "n" * 255
+        index = {"1.0": {"commissioning_scripts": [entry(name), entry(name, script_result_id=2)]}}
+        one, other = self.unpack(archive(index, (f"commissioning/{name}", b"x")))
+        self.assertEqual(Path(one.path).read_bytes(), b"x")
+        self.assertNotEqual(one.file_name, other.file_name)
+        Path(self.directory, one.file_name + ".yaml").write_bytes(b"")
+        self.assertEqual(one._replace(name="short").file_name, "short.1")
+
+    def test_an_archive_of_more_than_any_machine_has_scripts_is_none(self) -> None:
+        self.patch(node.archive, "MOST_MEMBERS", 5)
+        many = [(f"commissioning/{number}", b"") for number in range(5)]
+        error = self.assertRaises(BadArchive, self.unpack, archive({"1.0": {}}, *many))
+        self.assertIn("more than 5 members", str(error))
+        self.patch(node.archive, "LARGEST_INDEX", 100)
+        error = self.assertRaises(BadArchive, self.unpack, archive({"1.0": {"x": "y" * 100}}))
+        self.assertIn("more than 100 bytes", str(error))
 
     def test_what_is_no_archive_says_why(self) -> None:
         for data, words in (

@@ -48,7 +48,7 @@ class ClientTests(SynchronousTestCase):
         self.said: list[str] = []
         self.now = 1_000_000.0
 
-    def request(self, *serving: Serve, body: bytes = b"", url: str = "") -> Answer:
+    def request(self, *serving: Serve, body: bytes = b"", url: str = "", scheme: str = "http") -> Answer:
         """One request to a server that serves its connections so, one after the other."""
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))
@@ -65,7 +65,7 @@ class ClientTests(SynchronousTestCase):
 
             thread = threading.Thread(target=serve, daemon=True)
             thread.start()
-            url = url or f"http://127.0.0.1:{server.getsockname()[1]}/MAAS/metadata/"
+            url = url or f"{scheme}://127.0.0.1:{server.getsockname()[1]}/MAAS/metadata/"
             client = Client(
                 Credentials(url, "ck", "tk", "t&s"), 2.0, SECONDS, 3 * SECONDS, lambda: self.now, self.said.append
             )
@@ -75,8 +75,8 @@ class ClientTests(SynchronousTestCase):
                 if serving:
                     thread.join(10)
 
-    def why(self, *serving: Serve, body: bytes = b"", url: str = "") -> str:
-        return str(self.assertRaises(NoAnswer, self.request, *serving, body=body, url=url))
+    def why(self, *serving: Serve, body: bytes = b"", url: str = "", scheme: str = "http") -> str:
+        return str(self.assertRaises(NoAnswer, self.request, *serving, body=body, url=url, scheme=scheme))
 
     def test_an_answer_with_its_headers_in_lower_case(self) -> None:
         answer = self.request(answering(b"HTTP/1.1 409 Oh no\r\nRetry-After: 3\r\nContent-Length: 2\r\n\r\nhi"))
@@ -132,6 +132,42 @@ class ClientTests(SynchronousTestCase):
                 threading.Event().wait(SECONDS / 5)
 
         self.assertIn("no whole answer within", self.why(trickle))
+
+    def test_names_that_are_not_looked_up_and_handshakes_that_do_not_end_do_not_hold_it(self) -> None:
+        let_go, ended = threading.Event(), threading.Event()
+        self.addCleanup(let_go.set)
+
+        def look_up(*arguments: object, **more: object) -> list[object]:
+            let_go.wait(60)
+            ended.set()
+            return []
+
+        def shake(peer: socket.socket) -> None:
+            peer.recv(65536)
+            peer.sendall(b"\x16\x03\x03\x40\x00")
+            for _ in range(400):
+                peer.sendall(b"\x02")
+                threading.Event().wait(SECONDS / 5)
+            ended.set()
+
+        self.assertIn("no whole answer", self.why(shake, scheme="https"))
+        self.patch(socket, "getaddrinfo", look_up)
+        self.assertIn("no whole answer within", self.why(url="http://region.invalid/"))
+        self.assertFalse(ended.is_set())
+
+    def test_an_answer_to_what_is_told_is_short(self) -> None:
+        self.patch(node.client, "LARGEST_REPLY", 1000)
+        self.assertIn("more than 1000 bytes", self.why(answering(b"HTTP/1.1 200 OK\r\n\r\n" + bytes(2000)), body=b"x"))
+
+    def test_what_would_take_all_memory_or_time_is_no_answer(self) -> None:
+        for head, words in (
+            (b"".join(b"X-%d: y\r\n" % number for number in range(200)), "more than 100 headers"),
+            (b"X: " + b"x" * 10_000_000, "more than 65536 bytes"),
+            (b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 30 + b"\r\nx", "cut off"),
+            (b"Transfer-Encoding: chunked\r\n\r\n-5\r\nx", ""),
+            (b"Content-Length: " + b"9" * 4000 + b"\r\n\r\nx", "cut off"),
+        ):
+            self.assertIn(words, self.why(answering(b"HTTP/1.1 200 OK\r\n" + head)), head[:40])
 
     def test_a_body_that_is_refused_before_it_was_read_has_its_answer_read(self) -> None:
         def refuse(peer: socket.socket) -> None:

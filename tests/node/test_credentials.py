@@ -46,6 +46,9 @@ class ParseTests(SynchronousTestCase):
         self.assertEqual(str(error), "lacks token_key")
 
     def test_a_url_that_is_none_is_shown(self) -> None:
+        for url in ("http://region:99999/", "http://region:x/", "http://[::1/", "http://:80/"):
+            error = self.assertRaises(NoCredentials, parse, JSON.replace(RIGHT.metadata_url, url))
+            self.assertIn("which is no http(s) URL", str(error))
         error = self.assertRaises(NoCredentials, parse, JSON.replace("http://", "ftp://"))
         self.assertIn("'ftp://10.0.0.1", str(error))
 

@@ -30,7 +30,7 @@ class JudgeTests(SynchronousTestCase):
 
     def test_ok_in_any_form_of_the_region_is_delivered(self) -> None:
         self.assertEqual(self.verdict(200), Verdict.DELIVERED)
-        self.assertEqual(self.verdict(204, b""), Verdict.DELIVERED)
+        self.assertEqual(self.verdict(204, b"", x_stanchion_status="Ready"), Verdict.DELIVERED)
         found = judge(answer(200, b'{"status": 2, "status_name": "Failed commissioning", "stop": true}'), 0.0)
         self.assertEqual((found.verdict, found.standing), (Verdict.DELIVERED, Standing("Failed commissioning", True)))
         found = judge(answer(200, x_stanchion_status="Broken", x_stanchion_stop="true"), 0.0)
@@ -39,6 +39,7 @@ class JudgeTests(SynchronousTestCase):
     def test_a_good_answer_of_something_else_is_not_delivered(self) -> None:
         for body in (b"", b"<html>Log in</html>", b"\xff", b"[]", b"{}", b'{"stop": "no"}', b"[" * 100000):
             self.assertEqual(self.verdict(200, body), Verdict.REGION_AWAY, body[:20])
+        self.assertEqual(self.verdict(204, b""), Verdict.REGION_AWAY)
 
     def test_what_says_nothing_of_the_item_means_that_the_region_is_away(self) -> None:
         for status in (408, 425, 429, 502, 503, 504, 301, 302, 307):

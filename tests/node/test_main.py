@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
 import signal
+import socket
 import stat
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,46 @@ class MainTests(SynchronousTestCase):
         self.assertRaises(OSError, program._fetch, self.console, "http://127.0.0.1:1/", clock)
         self.assertLess(clock.now(), 300)
         self.assertGreater(len(self.lines), 5)
+
+    def test_what_is_no_answer_is_asked_for_again_and_no_proxy_sees_the_credentials(self) -> None:
+        for broken in (b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\ncut", b""):
+            with socket.socket() as server:
+                server.bind(("127.0.0.1", 0))
+                server.listen()
+                right = CONFIG.format("http://region/").encode()
+
+                def serve(server: socket.socket = server, broken: bytes = broken, right: bytes = right) -> None:
+                    for answer in (broken, b"HTTP/1.0 200 OK\r\n\r\n" + right):
+                        peer, _ = server.accept()
+                        with peer:
+                            peer.recv(65536)
+                            peer.sendall(answer)
+
+                threading.Thread(target=serve, daemon=True).start()
+                self.patch(os, "environ", {**os.environ, "http_proxy": "http://127.0.0.1:1/", "no_proxy": ""})
+                url = f"http://127.0.0.1:{server.getsockname()[1]}/config"
+                self.assertIn("token_key: tk", program._fetch(self.console, url, VirtualClock()))
+            self.assertIn("attempt 1: ", self.lines[-1])
+
+    def test_an_answer_that_comes_by_the_byte_is_not_waited_for_for_ever(self) -> None:
+        self.patch(program, "FETCH_SECONDS", 0.3)
+        ended = threading.Event()
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+
+            def serve() -> None:
+                peer, _ = server.accept()
+                with peer, contextlib.suppress(OSError):
+                    for _ in range(1000):
+                        peer.sendall(b"HTTP/1.1 200 OK\r\nX: y"[:1])
+                        threading.Event().wait(0.02)
+                    ended.set()
+
+            threading.Thread(target=serve, daemon=True).start()
+            url = f"http://127.0.0.1:{server.getsockname()[1]}/config"
+            self.assertRaises(OSError, program._fetch, self.console, url, seconds=0.0)
+        self.assertFalse(ended.is_set())
 
     def test_numbers_that_make_no_sense_are_refused(self) -> None:
         for arguments in (["--heartbeat", "0"], ["--patience", "10"], ["--patience", "x"], ["--odd"]):

@@ -23,6 +23,14 @@ class ArgumentsTests(SynchronousTestCase):
         self.assertEqual(self.words(disk={"type": "storage", "value": DISK}), ["--storage=/dev/disk/by-id/wwn-1"])
         self.assertEqual(self.words(False, disk={"type": "storage", "value": DISK}), ["--storage=/dev/sda"])
 
+    def test_a_disk_is_by_its_place_as_udev_names_it_but_never_what_is_no_device(self) -> None:
+        for id_path, path in (
+            ("pci-0000:00:1f.2-ata-1", "/dev/disk/by-path/pci-0000:00:1f.2-ata-1"),
+            ("/sys/devices/pci0000:00/0000:00:02.0/virtio1", "/dev/sda"), ("../sdb", "/dev/sda"), ("", "/dev/sda"),
+        ):  # fmt: skip
+            value = {**DISK, "id_path": id_path}
+            self.assertEqual(self.words(disk={"type": "storage", "value": value}), [f"--storage={path}"])
+
     def test_every_word_of_a_format_is_an_argument_and_a_value_is_never_cut(self) -> None:
         parameter = {"type": "storage", "value": DISK, "argument_format": "--model {model}  --at={input}"}
         self.assertEqual(self.words(disk=parameter), ["--model", "Fast Disk 9", "--at=/dev/disk/by-id/wwn-1"])
@@ -46,7 +54,10 @@ class ArgumentsTests(SynchronousTestCase):
         self.assertEqual(str(error), "the parameter disk has no value: there is no such storage to run on")
 
     def test_a_format_that_asks_for_what_is_not_known_is_named(self) -> None:
-        for layout in ("{colour}", "{", "{0}", "{input.real}", "{input!x}"):
+        for layout in (
+            "{colour}", "{", "{}", "{0}", "{input.real}", "{input.__class__}", "{input!x}", "{input!r}",
+            "{input:>9999999999}", "{input[0]}",
+        ):  # fmt: skip
             parameter = {"type": "string", "value": "x", "argument_format": layout}
             error = self.assertRaises(BadParameter, self.words, name=parameter)
             self.assertIn("the parameter name has the format", str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.clock import Event
-from node.running import Ended, Outputs
+from node.running import Ended, Outputs, remember
 from node.spool import Spool
 from node.state import State
 from tests.examples import SOAK
@@ -187,8 +188,14 @@ class InterruptedTests(RestartTestCase):
     def test_one_that_takes_the_machine_down_each_time_has_failed_and_the_others_run(self) -> None:
         self.die_in("10-first.1")
         self.die_in("10-first.1")
+        # What it left running is not to run beside the others.
+        left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        self.addCleanup(left.kill)
+        remember(left.pid, os.path.join(self.directory, "out", "10-first.1", "process"))
         run = self.start()
         self.assertEqual(run.runner.run(), 1)
+        self.assertIn("10-first.1 still ran; it was ended", run.text)
+        self.assertEqual(left.wait(60), -signal.SIGTERM)
         self.assertEqual([line.split()[0] for line in self.ran()], ["10-first.1", "10-first.1", "20-second.2"])
         [body] = self.region.results[1]
         self.assertIn(b"it was begun 2 times, and each time the runner or this machine went down", body)

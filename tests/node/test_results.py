@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import yaml
@@ -40,6 +41,14 @@ class ShortenedTests(SynchronousTestCase):
 
     def test_one_that_cannot_be_read_is_an_error(self) -> None:
         self.path.mkdir()
+        self.assertRaises(OSError, shortened, str(self.path))
+
+    def test_what_is_no_file_is_not_waited_for(self) -> None:
+        os.mkfifo(self.path)
+        error = self.assertRaises(OSError, shortened, str(self.path))
+        self.assertEqual(error.strerror, "it is no file")
+        self.path.unlink()
+        self.path.symlink_to("/dev/zero")
         self.assertRaises(OSError, shortened, str(self.path))
 
     @examples(30)

@@ -7,12 +7,14 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.clock import Event
+import node.running
+from node.clock import Event, start
 from node.running import Ended, Outputs, end_left_over, environment_of, remember, run
 from tests.system.daemons import wait_for
 
@@ -115,6 +117,28 @@ class RunTests(SynchronousTestCase):
         ended = self.shell("trap '' TERM; touch ready; while :; do sleep 1; done", 60.0, self.when("ready"))
         self.assertEqual((ended.exit_status, ended.timed_out), (128 + signal.SIGKILL, True))
 
+    def test_what_not_even_that_ends_is_left_to_itself(self) -> None:
+        # As one is that waits for a disk which does not answer.
+        self.patch(node.running, "_signal", lambda group, number: True)
+        self.patch(node.running, "KILL_SECONDS", 0.1)
+        ended = self.shell("echo $$; touch ready; exec sleep 600", 60.0, self.when("ready"))
+        self.addCleanup(os.killpg, int(self.printed()), signal.SIGKILL)
+        self.assertEqual((ended.exit_status, ended.timed_out), (128 + signal.SIGKILL, True))
+        self.assertIn("it cannot be ended, as it waits for the kernel or for hardware; it is left", ended.note)
+
+    def test_when_the_runner_itself_fails_it_does_not_run_on(self) -> None:
+        pids: list[int] = []
+
+        def fail(pid: int) -> None:
+            pids.append(pid)
+            raise RuntimeError("no room")
+
+        command = ["/bin/sleep", "600"]
+        self.assertRaises(
+            RuntimeError, run, command, self.outputs, os.environ, str(self.directory), 0.0, self.stop, on_start=fail
+        )
+        self.ends(pids[0])
+
     def test_a_child_that_ignores_it_is_killed_too(self) -> None:
         stubborn = "(trap '' TERM; echo $$ > /dev/null; touch ready; while :; do sleep 1; done) & echo $!; wait"
         ended = self.shell(stubborn, 60.0, self.when("ready"))
@@ -143,6 +167,10 @@ class RunTests(SynchronousTestCase):
         self.assertEqual(ended.exit_status, 5)
         self.assertIn("not all of its output was kept: /dev/full: No space left on device", ended.note)
         self.assertEqual((self.directory / "stdout").stat().st_size, 300000)
+
+    def test_that_its_outputs_are_gone_is_said(self) -> None:
+        ended = self.shell("echo x; rm combined stdout")
+        self.assertIn(f"not all of its output was kept: {self.outputs.combined}: it was deleted", ended.note)
 
     def test_what_starts_is_told_of_with_its_process_id(self) -> None:
         pids: list[int] = []
@@ -181,6 +209,20 @@ class RunTests(SynchronousTestCase):
     def test_the_environment_is_this_ones_without_what_is_pythons(self) -> None:
         self.patch(os, "environ", {"PATH": "/bin", "PYTHONPATH": "/x", "RUNTIME": "old"})
         self.assertEqual(environment_of({"RUNTIME": 60}), {"PATH": "/bin", "RUNTIME": "60"})
+
+    def test_while_there_is_no_room_for_a_thread_it_is_waited_for(self) -> None:
+        left = [RuntimeError("can't start new thread")] * 3
+        pauses: list[float] = []
+
+        class Refused(threading.Thread):
+            def start(self) -> None:
+                if left:
+                    raise left.pop()
+
+        start(Refused(), pauses.append)
+        self.assertEqual((left, pauses), ([], [1.0] * 3))
+        left += [RuntimeError("can't start new thread")] * 1000
+        self.assertRaises(RuntimeError, start, Refused(), pauses.append)
 
     def test_a_name_with_a_nul_is_refused(self) -> None:
         ended = self.run_command(["/bin/echo", "a\x00b"])

@@ -7,12 +7,14 @@ import contextlib
 import io
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from attrs import evolve
 
 from region.api.machine_documents import machine, whole_machine
 from region.cli.nodes import PAGE, wait
+from region.metadata.userdata import runner_archive
 from region.nodes.statuses import NodeStatus, ScriptStatus
 from region.nodes.store import BlockDevice, Interface, Node, Problem
 from region.nodes.values import NodeName
@@ -212,6 +214,18 @@ class TestNodes(CommandCase):
             json.loads(self.stanchion("node", "credentials", "node-7", "--json")[1]), {"metadata_url": url, **token}
         )
         self.assertEqual(self.stanchion("node", "credentials", "node-7")[0], 1)
+
+    def test_the_runner_is_written_to_a_file_that_python_runs_and_how_to_use_it_is_said(self) -> None:
+        path = Path(self.mktemp())
+        status, output, _ = self.stanchion("node", "runner", str(path))
+        self.assertEqual((status, path.read_bytes(), self.region.seen), (0, runner_archive(), []))
+        self.assertIn("stanchion node credentials NODE > node.cfg", output)
+        self.assertIn(f"python3 {path.name} --config node.cfg", output)
+        _, output, _ = self.stanchion("node", "runner", str(path), "--json")
+        self.assertEqual(json.loads(output), {"file": str(path), "size": path.stat().st_size})
+        status, _, errors = self.stanchion("node", "runner", str(path / "below"))
+        self.assertEqual(status, 2)
+        self.assertIn(f"{path}/below cannot be written: Not a directory", errors)
 
     def wait(self, *statuses: Any) -> tuple[int, str, str]:
         output, errors = io.StringIO(), io.StringIO()

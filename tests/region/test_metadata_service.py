@@ -6,6 +6,7 @@ import base64
 import email
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -370,6 +371,32 @@ class UserDataTests(ServiceTestCase):
         path = Path(self.mktemp())
         path.write_bytes(script)
         self.assertEqual(subprocess.run(["sh", "-n", path], capture_output=True).stderr, b"")
+
+    def run_with(self, python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run user-data on a machine whose Python is a shell script; nothing on it takes a while."""
+        (part,) = [part for part in email.message_from_bytes(user_data()).walk() if not part.is_multipart()]
+        directory = Path(self.mktemp()).resolve()
+        directory.mkdir()
+        for name, text in (("python3", python), ("sleep", "exit 0")):
+            (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+            (directory / name).chmod(0o755)
+        content = part.get_payload(decode=True)
+        assert isinstance(content, bytes)
+        (directory / "user_data.sh").write_bytes(content)
+        return subprocess.run(
+            ["/bin/sh", "user_data.sh", *arguments], cwd=directory, capture_output=True, text=True, timeout=60,
+            env={"PATH": f"{directory}:{os.environ['PATH']}"},
+        )  # fmt: skip
+
+    def test_a_runner_that_is_killed_is_started_again_and_its_exit_status_is_that_of_all(self) -> None:
+        counting = 'echo "$2" >> calls; '
+        ended = self.run_with(counting + '[ "$(wc -l < calls)" -gt 2 ] && exit 1; kill -9 $$', "--given")
+        self.assertEqual((ended.returncode, ended.stderr.count("was killed (exit status 137)")), (1, 2))
+        ended = self.run_with(counting + "kill -9 $$")
+        self.assertEqual((ended.returncode, ended.stderr.count("it is started again")), (137, 19))
+        for status in (0, 1, 2, 3):
+            ended = self.run_with(f"exit {status}")
+            self.assertEqual((ended.returncode, ended.stderr), (status, ""))
 
     def test_the_runner_is_the_package_node_alone_and_the_same_each_time(self) -> None:
         names = zipfile.ZipFile(io.BytesIO(runner_archive())).namelist()

@@ -22,7 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.metadata.userdata import runner_archive
 from tests.database import Server
 from tests.system.cutting import Cut, CuttingProxy
-from tests.system.daemons import WAIT_SECONDS, Region, authorization, make_directory, wait_for
+from tests.system.daemons import WAIT_SECONDS, Rack, Region, authorization, make_directory, wait_for
 
 OLDEST = next(
     (path for version in ("3.6", "3.7", "3.8", "3.9")
@@ -111,8 +111,11 @@ class Node:
         return self.log.read_text("utf-8", "replace")
 
 
-class RunnerTests(SynchronousTestCase):
-    gates: ClassVar[bool] = True
+class RunnerTestCase(SynchronousTestCase):
+    """A region over a database that the test can read, and this machine, which it commissions."""
+
+    program: ClassVar[tuple[str, ...]] = ()
+    """What is run as the region; the region itself if it is empty."""
 
     def setUp(self) -> None:
         server = Server.instance()
@@ -123,6 +126,7 @@ class RunnerTests(SynchronousTestCase):
         parts = parse_dsn(server.dsn_of(name))
         url = f"postgresql://{parts['user']}@/{parts['dbname']}?host={parts['host']}&port={parts.get('port', 5432)}"
         self.region = Region(self.directory, top=f'database = "{url}"')
+        self.region.program = self.program
         self.addCleanup(self.region.kill)
         self.region.start()
         self.region.make_key()
@@ -131,6 +135,17 @@ class RunnerTests(SynchronousTestCase):
         self.addCleanup(self.connection.close)
         self.gates_directory = self.directory / "gates"
         self.gates_directory.mkdir()
+
+    def start_rack(self) -> None:
+        """Have a rack take part, as it would."""
+        rack = Rack(self.region, self.directory)
+        self.addCleanup(rack.kill)
+        rack.join()
+        rack.start()
+
+    def check_rack(self) -> None:
+        """The rack is as it was, whatever went on beside it."""
+        self.assertEqual([one["connected"] for one in self.region.get("rackcontrollers/")], [True])
 
     def add_script(self, content: str) -> None:
         status, body, _ = self.region.api("scripts/", "POST", {"script": content})
@@ -207,7 +222,22 @@ class RunnerTests(SynchronousTestCase):
         path.write_bytes(content)
         return path
 
+    def builtins(self) -> list[str]:
+        return [script["name"] for script in self.region.get("scripts/?type=commissioning")]
+
+    def printed(self, script: str) -> str:
+        with self.connection.cursor() as cursor:
+            cursor.execute(
+                """SELECT content FROM script_output JOIN script_result r ON r.id = script_result_id
+                   WHERE script_name = %s AND name = 'stdout'""",
+                (script,),
+            )
+            return b"".join(bytes(content) for (content,) in cursor.fetchall()).decode()
+
+
+class RunnerTests(RunnerTestCase):
     def test_its_user_data_commissions_this_machine_and_the_region_knows_what_is_in_it(self) -> None:
+        self.start_rack()
         self.add_script(DISK_TEST)
         node = self.make_node(tests=("disk-test",))
         node.start(["/bin/sh", str(self.user_data())])
@@ -235,20 +265,9 @@ class RunnerTests(SynchronousTestCase):
         self.assertTrue(total / 1024 <= machine["memory"] <= total / 1024 * 1.25 + 256, machine["memory"])
         self.assertEqual("virtual" in machine["tag_names"], _is_virtual())
         self.check_whole(node, len(self.builtins()) + len(disks))
-        for name in disks:
-            self.assertIn(f"/{name}" if len(disks) == 1 else "", self.printed("disk-test") + f"/{name}")
-
-    def builtins(self) -> list[str]:
-        return [script["name"] for script in self.region.get("scripts/?type=commissioning")]
-
-    def printed(self, script: str) -> str:
-        with self.connection.cursor() as cursor:
-            cursor.execute(
-                """SELECT content FROM script_output JOIN script_result r ON r.id = script_result_id
-                   WHERE script_name = %s AND name = 'stdout'""",
-                (script,),
-            )
-            return b"".join(bytes(content) for (content,) in cursor.fetchall()).decode()
+        tested = [line.partition("--storage=")[2] for line in self.printed("disk-test").splitlines()]
+        self.assertEqual(sorted(map(os.path.realpath, tested)), sorted(f"/dev/{name}" for name in disks))
+        self.check_rack()
 
     def test_with_the_region_down_in_the_middle_nothing_waits_and_nothing_is_lost(self) -> None:
         node = self.make_node((FIRST, SECOND))

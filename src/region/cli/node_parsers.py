@@ -29,7 +29,8 @@ examples:
   stanchion node create --arch amd64 --mac 00:16:3e:00:00:0a --name node-7 --commission
   stanchion node show node-7             its hardware, what ran on it, and if it failed: why, and what to do
   stanchion node commission node-7 --wait
-  stanchion node output node-7 10-lshw   what a script wrote""",
+  stanchion node output node-7 10-lshw   what a script wrote
+  stanchion node runner runner.pyz       to commission a machine that runs already, without booting it""",
         parents=[connection],
     )
     _which(parser)
@@ -73,6 +74,12 @@ examples:
             "credentials node-7",
         )
     )  # fmt: skip
+    action(
+        "runner",
+        "runner",
+        "Write the program that runs a machine's scripts to a file, for a machine that runs already.",
+        "runner runner.pyz",
+    ).add_argument("file", metavar="FILE", help="where it is written to, such as runner.pyz")
 
 
 def _node(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -92,7 +92,10 @@ def advice(machine: Any, runs: Sequence[Any]) -> Iterator[str]:
         case "New":
             yield f"Commission it: stanchion node commission {name}"
         case "Commissioning" | "Testing" if not machine["last_heard"]:
-            yield "It was not heard of yet: it is to be switched on, and to boot from the network."
+            yield (
+                "It was not heard of yet: it is to be switched on, and to boot from the network. If it runs already: "
+                "stanchion node runner runner.pyz"
+            )
         case "Failed commissioning":
             yield f"When the cause is dealt with: stanchion node commission {name}"
         case "Failed testing":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -186,6 +187,26 @@ def credentials(arguments: argparse.Namespace) -> int:
     write(f"    metadata_url: {client.profile.url}/MAAS/metadata/")
     for name in ("consumer_key", "token_key", "token_secret"):
         write(f"    {name}: {safe(token[name])}")
+    return Status.YES
+
+
+def runner(arguments: argparse.Namespace) -> int:
+    """Write the runner to a file, and say how it is used. The region is not asked: it is part of this program."""
+    from region.metadata.userdata import runner_archive  # reading all of it is for who wants it
+
+    content, path = runner_archive(), Path(arguments.file)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be written: {error.strerror}", Status.USAGE) from error
+    if arguments.json:
+        write_json({"file": str(path), "size": len(content)})
+        return Status.YES
+    write(f"{safe(str(path))} is written: {len(content)} bytes, for Python 3.6 or later")
+    write(f"""\
+On a machine that is being commissioned or tested, as root, in place of booting it:
+  stanchion node credentials NODE > node.cfg     (here; it holds secrets: delete it afterwards)
+  python3 {safe(path.name)} --config node.cfg            (there, with both files)""")
     return Status.YES
 
 

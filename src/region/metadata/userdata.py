@@ -33,8 +33,16 @@ STANCHION_RUNNER
 for python in python3 /usr/libexec/platform-python; do
     command -v "$python" > /dev/null 2>&1 || continue
     # A runner that is taken down with its parent would lose what it has not sent yet: it keeps that on the disk.
-    "$python" "$directory/runner.pyz" "$@"
-    exit $?
+    attempt=1
+    while :; do
+        "$python" "$directory/runner.pyz" "$@"
+        status=$?
+        [ "$status" -gt 128 ] && [ "$attempt" -lt 20 ] || exit "$status"
+        # A script killed it, or it was killed for want of memory: it goes on where it was, and knows how often.
+        attempt=$((attempt + 1))
+        echo "stanchion: the runner was killed (exit status $status); it is started again" >&2
+        sleep 1
+    done
 done
 echo "stanchion: there is no python3 on this machine, so its scripts cannot be run" > /dev/console 2>&1
 exit 127
