@@ -91,17 +91,21 @@ class Client(object):
         """The URL of ``path`` in the metadata service, such as ``2012-03-01/maas-scripts``."""
         return self._credentials.metadata_url.rstrip("/") + "/" + path
 
-    def learn_clock(self, answer: Answer) -> bool:
-        """Take the region's clock from the Date of a refusal; whether it differs enough to be the cause of that."""
+    def learn_clock(self, answer: Answer, sent: float) -> bool:
+        """Take the region's clock from the Date of a refusal; whether that differs enough from what the request said to
+        be the cause.
+
+        :param sent: the time that the request said. Another request may have learned the right one meanwhile, or
+            somebody may have set this machine's clock: what was refused is to be sent again all the same.
+        """
         try:
             theirs = email.utils.parsedate_to_datetime(answer.headers.get("date", "")).timestamp()
         except (TypeError, ValueError, IndexError, OverflowError):
             # It has none, or none that can be read: then nothing is to be learned from it.
             return False
-        skew = theirs - self._now()
-        if abs(skew - self._skew) < SKEW_SECONDS:
+        if abs(theirs - sent) < SKEW_SECONDS:
             return False
-        self._skew = skew
+        self._skew = theirs - self._now()
         return True
 
     def request(
@@ -112,8 +116,9 @@ class Client(object):
 
         :raises NoAnswer: if the connection cannot be made or is lost, the answer is cut or no HTTP, or time is up.
         """
+        sent = self._now() + self._skew
         answer = self._request(method, path, body, content_type, accept)
-        if answer.status in (401, 403) and self.learn_clock(answer):
+        if answer.status in (401, 403) and self.learn_clock(answer, sent):
             self._say(
                 "the region refused a request ({} {}), and its clock is {:.0f} s ahead of this machine's: taking that, "
                 "and asking once more".format(answer.status, answer.reason, self._skew)

@@ -233,15 +233,17 @@ class Runner(object):
         try:
             self._run_script(script)
         except BaseException as error:  # noqa: BLE001  # the other scripts have to run
-            self._console.error("{}: the runner failed: {}: {}".format(script.label, type(error).__name__, error))
-            note = "the runner failed:\n" + traceback.format_exc()
-            self._told_as_failed(script, note)
+            note = "the runner failed: {}: {}".format(type(error).__name__, error)
+            self._told_as_failed(script, note, traceback.format_exc())
         finally:
             self._tally.end(script)
 
-    def _told_as_failed(self, script: Script, note: str) -> None:
+    def _told_as_failed(self, script: Script, note: str, output: str) -> None:
         try:
-            self._ended(script, self._executor.finished(script, Ended(1, 0.0, note=note), output=b""))
+            told = self._executor.finished(
+                script, Ended(1, 0.0, note=note), output=output.encode("utf-8", "backslashreplace")
+            )
+            self._ended(script, told)
         except Exception as error:  # noqa: BLE001  # the final signal says it, if nothing else can
             self._console.error("{}: nor can that be told: {}: {}".format(script.label, type(error).__name__, error))
             with self._lock:

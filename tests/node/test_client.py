@@ -66,7 +66,7 @@ class ClientTests(SynchronousTestCase):
             thread = threading.Thread(target=serve, daemon=True)
             thread.start()
             url = url or f"{scheme}://127.0.0.1:{server.getsockname()[1]}/MAAS/metadata/"
-            client = Client(
+            self.client = client = Client(
                 Credentials(url, "ck", "tk", "t&s"), 2.0, SECONDS, 3 * SECONDS, lambda: self.now, self.said.append
             )
             try:
@@ -196,6 +196,31 @@ class ClientTests(SynchronousTestCase):
         self.assertEqual(self.request(refusal, serve).status, 200)
         self.assertIn(b'oauth_timestamp="1007200"', seen[0])
         self.assertIn("its clock is 7200 s ahead", self.said[0])
+
+    def test_what_was_refused_while_another_request_learned_the_time_is_sent_once_more_too(self) -> None:
+        date = formatdate(self.now + 7200, usegmt=True)
+        head = f"HTTP/1.1 401 No\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode()
+
+        def refuse(peer: socket.socket) -> None:
+            read_request(peer)
+            # As if the heartbeat had been refused a moment before.
+            self.client.learn_clock(Answer(401, "No", {"date": date}, b""), self.now)
+            peer.sendall(head)
+
+        self.assertEqual(self.request(refuse, answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")).status, 200)
+
+    def test_a_clock_that_is_set_while_a_request_is_on_its_way_is_none_that_is_right(self) -> None:
+        date = formatdate(self.now, usegmt=True)
+        head = f"HTTP/1.1 401 No\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode()
+        right = self.now
+        self.now += 7200
+
+        def refuse(peer: socket.socket) -> None:
+            read_request(peer)
+            self.now = right
+            peer.sendall(head)
+
+        self.assertEqual(self.request(refuse, answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")).status, 200)
 
     def test_a_refusal_with_the_right_time_is_a_refusal(self) -> None:
         for date in (formatdate(self.now, usegmt=True), "yesterday", ""):
