@@ -9,14 +9,12 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import urllib.request
 from functools import partial
-from typing import Any, List, Optional, Union
+from typing import Any, List, Optional
 
 from node.client import Client
-from node.clock import Clock
-from node.clock import start as start_thread
+from node.clock import Clock, within
 from node.console import Console
 from node.credentials import Credentials, NoCredentials, find
 from node.delivery import ITEM_SECONDS, pause
@@ -150,26 +148,14 @@ def _fetch(console: Console, url: str, clock: Optional[Clock] = None, seconds: f
 
 def _fetch_once(url: str) -> str:
     """Whatever the server does, it takes no longer than :data:`FETCH_SECONDS`. No proxy is to see what is there."""
-    outcome: List[Union[bytes, BaseException]] = []
 
-    def read() -> None:
-        try:
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(url, timeout=FETCH_SECONDS) as response:
-                outcome.append(response.read())
-        except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where it is waited for
-            outcome.append(error)
+    def read() -> bytes:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=FETCH_SECONDS) as response:
+            content: bytes = response.read()
+        return content
 
-    thread = threading.Thread(target=read, name="credentials")
-    thread.daemon = True
-    start_thread(thread)
-    thread.join(FETCH_SECONDS)
-    if not outcome:
-        raise OSError("no whole answer within {:.0f} s".format(FETCH_SECONDS))
-    [ended] = outcome
-    if isinstance(ended, BaseException):
-        raise ended
-    return ended.decode("utf-8", "replace")
+    return within(FETCH_SECONDS, read).decode("utf-8", "replace")
 
 
 def _positive(text: str) -> float:

@@ -11,13 +11,12 @@ import http.client
 import os
 import socket
 import ssl
-import threading
 import time
 import urllib.parse
 import uuid
-from typing import Callable, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from node.clock import start
+from node.clock import TooLong, within
 from node.credentials import Credentials
 
 CONNECT_SECONDS = 10.0
@@ -130,30 +129,20 @@ class Client(object):
         parts = urllib.parse.urlsplit(self.url(path))
         deadline = self._deadline_seconds + len(body) / SLOWEST
         connection = self._connection(parts)
-        outcome: List[Union[Answer, BaseException]] = []
 
-        def exchange() -> None:
+        def exchange() -> Answer:
             try:
-                outcome.append(self._exchange(connection, method, parts, body, content_type, accept))
-            except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where it is waited for
-                outcome.append(error)
+                return self._exchange(connection, method, parts, body, content_type, accept)
             finally:
                 connection.close()
 
-        # Looking up a name, or a handshake, cannot be broken off: then that thread is left to itself.
-        thread = threading.Thread(target=exchange, name="request")
-        thread.daemon = True
-        start(thread)
-        thread.join(deadline)
-        if not outcome:
+        try:
+            return within(deadline, exchange)
+        except TooLong as error:
             _close(connection)
-            raise NoAnswer("no whole answer within {:.0f} s".format(deadline))
-        [ended] = outcome
-        if isinstance(ended, Answer):
-            return ended
-        if isinstance(ended, (OSError, http.client.HTTPException, ValueError)):
-            raise NoAnswer(_words(ended)) from ended
-        raise ended
+            raise NoAnswer(str(error)) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise NoAnswer(_words(error)) from error
 
     def _connection(self, parts: urllib.parse.SplitResult) -> http.client.HTTPConnection:
         host = parts.hostname or ""

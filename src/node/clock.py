@@ -5,7 +5,9 @@ So tests can put a clock in its place on which half an hour of a region that is 
 
 import threading
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional, Tuple, TypeVar, Union
+
+Result = TypeVar("Result")
 
 START_ATTEMPTS = 60
 START_PAUSE_SECONDS = 1.0
@@ -91,6 +93,38 @@ def start(thread: threading.Thread, pause: Callable[[float], object] = time.slee
                 raise
         attempt += 1
         pause(START_PAUSE_SECONDS)
+
+
+class TooLong(OSError):
+    """What was to be done has not been done in time; the text says in which."""
+
+
+def within(seconds: float, target: Callable[[], Result]) -> Result:
+    """What ``target`` gives, or raises.
+
+    It is for what waits for others in ways that cannot be broken off, as looking up a name does: after ``seconds`` of
+    real time its thread is left to itself.
+
+    :raises TooLong: if it takes longer.
+    """
+    outcome: List[Union[Tuple[Result], BaseException]] = []
+
+    def work() -> None:
+        try:
+            outcome.append((target(),))
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where it is waited for
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="within")
+    thread.daemon = True
+    start(thread)
+    thread.join(seconds)
+    if not outcome:
+        raise TooLong("no whole answer within {:.0f} s".format(seconds))
+    [ended] = outcome
+    if isinstance(ended, BaseException):
+        raise ended
+    return ended[0]
 
 
 def span(seconds: float) -> str:

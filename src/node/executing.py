@@ -172,7 +172,9 @@ class Executor(object):
                 step = queue.pop(0)
                 if isinstance(step, installing.Download):
                     into = self._downloads(script)
-                    path = installing.fetch(step.url, into, self._stop.wait, self._clock.now)
+                    path = installing.fetch(
+                        step.url, into, self._stop.wait, self._clock.now, is_stopped=self._stop.is_set
+                    )
                     queue[:0] = installing.unpack_or_install(path, into, self._console.warn)
                     continue
                 environment = environment_of(step.environment)

@@ -12,10 +12,14 @@ import zipfile
 from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Union
 
 from node.archive import safe_name
+from node.clock import within
 
 APT_ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
 FETCH_SECONDS = 60.0
 """How long a server may say nothing."""
+
+ANSWER_SECONDS = 180.0
+"""How long it may take until a server has answered, however slowly that comes, and whom it sends one to."""
 
 DOWNLOAD_SECONDS = 1800.0
 """How long one download may take, however slowly it comes."""
@@ -96,35 +100,40 @@ def fetch(
     pause: Callable[[float], object],
     now: Callable[[], float],
     seconds: float = DOWNLOAD_SECONDS,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> str:
     """Download ``url`` into ``directory``, in a few attempts; the file's path.
 
     :param pause: waits so many seconds.
+    :param is_stopped: whether it is of no use any more.
     :raises BadPackages: if that fails, or takes longer than ``seconds``; the text says why.
     """
     until = now() + seconds
     attempt = 1
     while True:
         try:
-            return _download(url, directory, until, now)
+            return _download(url, directory, until, now, is_stopped)
         except (OSError, ValueError, http.client.HTTPException) as error:
             # 4xx will be the same the next time; and what is wrong with the URL too.
             final = isinstance(error, ValueError) or 400 <= getattr(error, "code", 0) < 500
-            if final or attempt == ATTEMPTS or now() >= until:
+            if final or attempt == ATTEMPTS or now() >= until or is_stopped():
                 raise BadPackages("{} cannot be fetched: {}".format(url, error or type(error).__name__)) from error
         pause(2.0**attempt)
         attempt += 1
 
 
-def _download(url: str, directory: str, until: float, now: Callable[[], float]) -> str:
+def _download(url: str, directory: str, until: float, now: Callable[[], float], is_stopped: Callable[[], bool]) -> str:
     name = os.path.basename(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).replace("\x00", "_")
     path = os.path.join(directory, name if name.strip(".") else "download")
-    with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as response, open(path + ".part", "wb") as file:
+    opened = within(ANSWER_SECONDS, lambda: urllib.request.urlopen(url, timeout=FETCH_SECONDS))
+    with opened as response, open(path + ".part", "wb") as file:
         while True:
             piece = response.read1(1 << 16)
             if not piece:
                 break
             file.write(piece)
+            if is_stopped():
+                raise OSError("it was told to stop")
             if now() > until:
                 raise OSError("it comes too slowly; {} bytes came in time".format(file.tell()))
         if getattr(response, "length", 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import tarfile
 import threading
 import zipfile
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+import node.packages
 from node.archive import Script
 from node.clock import Clock
 from node.console import Console
@@ -150,6 +152,36 @@ class FetchTests(SynchronousTestCase):
             self.assertIn(f"{served.url}{path} cannot be fetched", str(error))
             self.assertEqual(len(self.pauses), asked - 1, words)
         self.assertEqual([name for name in os.listdir(self.directory) if not name.endswith(".part")], [])
+
+    def test_one_that_is_of_no_use_any_more_is_given_up_at_once(self) -> None:
+        served = self.serve({"big": bytes(300_000)})
+        asked = iter([False] + [True] * 9)
+        error = self.assertRaises(
+            BadPackages, fetch, served.url + "big", self.directory, self.pauses.append, lambda: 0.0,
+            is_stopped=asked.__next__,
+        )  # fmt: skip
+        self.assertIn("it was told to stop", str(error))
+        self.assertEqual(self.pauses, [])
+
+    def test_a_server_that_answers_by_the_byte_is_given_up(self) -> None:
+        self.patch(node.packages, "ANSWER_SECONDS", 0.2)
+        self.patch(node.packages, "ATTEMPTS", 1)
+        let_go = threading.Event()
+        self.addCleanup(let_go.set)
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+
+            def serve() -> None:
+                peer, _ = server.accept()
+                with peer:
+                    while not let_go.wait(0.05):
+                        peer.sendall(b"x")
+
+            threading.Thread(target=serve, daemon=True).start()
+            url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+            error = self.assertRaises(BadPackages, self.fetch, url)
+        self.assertIn("no whole answer within", str(error))
 
     def test_one_that_comes_too_slowly_is_given_up(self) -> None:
         served = self.serve({"big": bytes(300_000)})
