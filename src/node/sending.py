@@ -84,8 +84,12 @@ class Sender(object):
             try:
                 seconds = self.step()
             except Exception as error:  # noqa: BLE001  # whatever it is, what is spooled has to be sent
-                self._console.error("the sender stumbled over {}: {}; it goes on".format(type(error).__name__, error))
-                seconds = 5.0
+                what = "{}: {}".format(type(error).__name__, error)
+                self._console.error("the sender stumbled over {}; it goes on".format(what))
+                left = self._left()
+                seconds = 5.0 if left is None else min(5.0, max(left, 0.0))
+                if not seconds:
+                    self._give_up_all("the runner failed at it: {}".format(what))
             if seconds is None:
                 self._more.wait()
             elif seconds:

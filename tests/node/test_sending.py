@@ -182,6 +182,18 @@ class SenderTests(SendingTestCase):
         self.assertEqual(self.spool.waiting, 0)
         self.assertIn("the sender stumbled over RuntimeError: odd; it goes on", self.lines)
 
+    def test_what_goes_wrong_in_it_each_time_is_given_up_when_patience_is_at_an_end(self) -> None:
+        self.client.respond = lambda body: RuntimeError("odd")
+        spool = Spool(self.mktemp(), self.lines.append, lambda: None if spool.waiting else sender.end())
+        sender = Sender(spool, self.client, self.console, self.heard.append, PATIENCE, self.clock)
+        for name in "abc":
+            spool.add(f"item {name}", "", b"")
+        sender.drain()
+        sender.run()
+        self.assertEqual(self.clock.now(), PATIENCE)
+        reason = "the runner failed at it: RuntimeError: odd"
+        self.assertEqual(spool.undelivered, tuple(f"item {name} ({reason})" for name in "abc"))
+
 
 class HeartbeatTests(SendingTestCase):
     def beats(self, count: int) -> list[float]:
