@@ -70,6 +70,7 @@ class Executor(object):
         self._clear(script)
         if script.packages:
             self._tally.begin(script, "installing packages")
+            self._console.say("{} {}: installing packages".format(self._tally.place(script), script.label))
             self._begin(script, "INSTALLING", "installing packages for {}".format(script.name))
             with self._installing:
                 status, problem, log = self._install(script)
