@@ -37,7 +37,8 @@ for python in python3 /usr/libexec/platform-python; do
     while :; do
         "$python" "$directory/runner.pyz" "$@"
         status=$?
-        [ "$status" -gt 128 ] && [ "$attempt" -lt 20 ] || exit "$status"
+        # ABRT, BUS, KILL and SEGV: who is told to end, ends.
+        case "$status" in 134|135|137|139) [ "$attempt" -lt 20 ] || exit "$status" ;; *) exit "$status" ;; esac
         # A script killed it, or it was killed for want of memory: it goes on where it was, and knows how often.
         attempt=$((attempt + 1))
         echo "stanchion: the runner was killed (exit status $status); it is started again" >&2
