@@ -163,6 +163,16 @@ class TestAsking(DescribingTestCase):
                          {"24.04 LTS"})  # fmt: skip
         self.assertEqual(len(link.described), 1)
 
+    def test_hundreds_of_clients_that_wait_for_one_ask_all_get_the_answer(self) -> None:
+        link = self.hold(image(NOBLE))
+        link.slow = []
+        connections = [self.connect() for _ in range(300)]
+        for connection in connections:
+            connection.send("GET", "releases/")
+        link.slow[0].callback(None)
+        self.assertEqual({connection.response().status for connection in connections}, {200})
+        self.assertEqual(len(link.described), 1)
+
     def test_a_client_that_hangs_up_does_not_keep_others_from_the_answer(self) -> None:
         link = self.hold(image(NOBLE))
         link.slow = []

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Final
 
 from attrs import frozen
-from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -23,6 +22,7 @@ from region.answers.combine import Answers, Catalogue
 from region.answers.past import Kernel
 from rpc import rounds
 from rpc.commands import DescribeRelease
+from rpc.locks import FairLock
 from rpc.manifest import Image
 from rpc.outcomes import Answered, Outcome
 
@@ -128,7 +128,7 @@ class Describer:
         self._clock = clock
         self._deadline = deadline
         self._ask_all = ask_all
-        self._asking = DeferredLock()
+        self._asking = FairLock()
         self._known: OrderedDict[Hashable, Described] = OrderedDict()
         self._remembered: OrderedDict[Hashable, _Remembered] = OrderedDict()
         self._paused: dict[str, float] = {}
