@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import answers, commissioning, links, transfer, unchanged
+from bench import answers, commissioning, links, swaps, transfer, unchanged, verifying
 from bench.servers import NoProgram
 from bench.table import Figure, render
 from tests.streams import Stream
 from tests.system.daemons import make_directory
 
-SECTIONS = ("transfer", "unchanged", "answers", "links", "commissioning")
+SECTIONS = ("transfer", "unchanged", "answers", "swaps", "verifying", "links", "commissioning")
 MIB = 1 << 20
 
 
@@ -48,12 +48,14 @@ def main() -> int:
         stream, catalogue = arguments.stream or scratch / "stream", arguments.catalogue or scratch / "catalogue"
         if not arguments.stream and "transfer" in sections:
             large_stream(stream)
-        if not arguments.catalogue and {"unchanged", "answers"} & set(sections):
+        if not arguments.catalogue and {"unchanged", "answers", "swaps"} & set(sections):
             many_products(catalogue)
         measures: dict[str, Callable[[], Iterator[Figure]]] = {
             "transfer": lambda: transfer.measure(stream.resolve(), arguments.keyring, scratch, arguments.rounds),
             "unchanged": lambda: unchanged.measure(catalogue.resolve(), arguments.catalogue_keyring, scratch),
             "answers": lambda: answers.measure(catalogue.resolve(), arguments.catalogue_keyring, scratch),
+            "swaps": lambda: swaps.measure(catalogue.resolve(), arguments.catalogue_keyring, scratch),
+            "verifying": lambda: verifying.measure(scratch),
             "links": lambda: links.measure(scratch),
             "commissioning": lambda: commissioning.measure(scratch),
         }
@@ -76,7 +78,8 @@ def many_products(directory: Path) -> Path:
     for release in ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"):
         for arch in ("amd64", "arm64", "armhf", "i386", "ppc64el", "s390x"):
             for subarch in ("ga", "hwe", "hwe-edge", "ga-low", "hwe-low"):
-                stream.add("ubuntu", release, arch, subarch=subarch)
+                product = f"com.example.stable:v3:boot:{release}:{arch}:{subarch}"
+                stream.add(release, arch, subarch=subarch, product=product)
     stream.write()
     return directory
 

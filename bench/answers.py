@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.table import Figure
+from tests.streams import Stream
 from tests.system.daemons import Region, authorization, wait_for
 
 SECONDS = 4.0
@@ -27,8 +28,8 @@ class ComparingRegion(Region):
     program = ("-m", "bench.comparing")
 
 
-async def _client(region: Region, path: str, until: float) -> tuple[int, list[float]]:
-    """Requests answered, and how long each took, over one connection."""
+async def client(region: Region, path: str, until: float) -> tuple[int, list[float]]:
+    """Requests answered until ``until``, and how many seconds each took, over one connection."""
     head = (
         f"GET /MAAS/api/2.0/{path} HTTP/1.1\r\nHost: 127.0.0.1:{region.http}\r\n"
         f"Authorization: {authorization(region.key)}\r\n\r\n"
@@ -52,14 +53,14 @@ async def _client(region: Region, path: str, until: float) -> tuple[int, list[fl
 async def _load(region: Region, path: str, clients: int, seconds: float) -> tuple[float, float]:
     """Answers a second, and the median seconds of one."""
     begun = time.perf_counter()
-    ends = await asyncio.gather(*(_client(region, path, begun + seconds) for _ in range(clients)))
+    ends = await asyncio.gather(*(client(region, path, begun + seconds) for _ in range(clients)))
     elapsed = time.perf_counter() - begun
     taken = sorted(one for _, each in ends for one in each)
     return sum(count for count, _ in ends) / elapsed, taken[len(taken) // 2]
 
 
 @contextmanager
-def _racks(region: Region, count: int, manifest: Path, generation: int) -> Iterator[None]:
+def racks(region: Region, count: int, manifest: Path, generation: int) -> Iterator[None]:
     token = region.join_token_for(count)
     process = subprocess.Popen(
         [
@@ -77,27 +78,40 @@ def _racks(region: Region, count: int, manifest: Path, generation: int) -> Itera
         process.communicate()
 
 
+@contextmanager
+def published(directory: Path, catalogue: Path, keyring: Path | None, count: int) -> Iterator[Region]:
+    """A region that has published the stream in ``catalogue``, with ``count`` racks that hold it."""
+    directory.mkdir()
+    directory.chmod(0o755)
+    region = ComparingRegion(directory)
+    region.start()
+    try:
+        region.make_key()
+        region.add_source(catalogue.resolve().as_uri() + "/", keyring.read_bytes() if keyring else b"")
+        [generation] = wait_for(partial(region.get, "image-generations/"), "the import")
+        manifest = directory / "manifest.json"
+        manifest.write_bytes(region.stream(f"generations/{generation['digest']}/manifest.json"))
+        with racks(region, count, manifest, generation["number"]):
+            yield region
+    finally:
+        region.stop()
+
+
 def measure(catalogue: Path, keyring: Path | None, scratch: Path) -> Iterator[Figure]:
-    """The figures, with the images of the stream in ``catalogue``."""
+    """The figures, with the images of the stream in ``catalogue``, and with few: PostgreSQL reads those sooner."""
+    few = scratch / "few"
+    stream = Stream(few, signer=None)
+    for arch in ("amd64", "arm64", "armhf", "i386", "ppc64el", "riscv64", "s390x", "x32"):
+        stream.add("noble", arch)
+    stream.write()
     for count in (1, 10, 100):
-        directory = scratch / f"answers-{count}"
-        directory.mkdir()
-        directory.chmod(0o755)
-        region = ComparingRegion(directory)
-        region.start()
-        try:
-            region.make_key()
-            region.add_source(catalogue.resolve().as_uri() + "/", keyring.read_bytes() if keyring else b"")
-            [generation] = wait_for(partial(region.get, "image-generations/"), "the import")
-            manifest = directory / "manifest.json"
-            manifest.write_bytes(region.stream(f"generations/{generation['digest']}/manifest.json"))
-            with _racks(region, count, manifest, generation["number"]):
-                yield from _compare(region, count)
-        finally:
-            region.stop()
+        with published(scratch / f"answers-{count}", catalogue, keyring, count) as region:
+            yield from _compare(region, count, "")
+    with published(scratch / "answers-few", few, None, 10) as region:
+        yield from _compare(region, 10, ", 8 images")
 
 
-def _compare(region: Region, count: int) -> Iterator[Figure]:
+def _compare(region: Region, count: int, what: str) -> Iterator[Figure]:
     for clients in (1, 64):
         asyncio.run(_load(region, ASKING, clients, 1.0))  # whatever is only done once
         rates: dict[str, list[tuple[float, float]]] = {ASKING: [], READING: []}
@@ -107,7 +121,7 @@ def _compare(region: Region, count: int) -> Iterator[Figure]:
         median = min(seconds for _, seconds in rates[ASKING])
         target = {(10, 64): 1.0, (10, 1): 1 / 3}.get((count, clients))
         yield Figure(
-            f"asking {count} racks / PostgreSQL, {clients} clients",
+            f"asking {count} racks / PostgreSQL, {clients} clients{what}",
             asking / reading, "x", target, True,
             f"{asking:.0f}/s asking (median {median * 1000:.1f} ms), {reading:.0f}/s from PostgreSQL",
         )  # fmt: skip

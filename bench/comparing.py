@@ -1,6 +1,7 @@
 """A region whose API also has the list of releases read from PostgreSQL: ``python -m bench.comparing CONFIG``.
 
-It is the region's own service with one more operation, so that both lists go through the same API code.
+It is the region's own service with one more operation, so that both lists go through the same API code; and another,
+that publishes as an import does that has found a newer version of some images, without the import.
 """
 
 from __future__ import annotations
@@ -8,16 +9,45 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from attrs import evolve
 from twisted.internet import reactor as installed
 from twisted.logger import globalLogBeginner
 
 from region.api.comparison import from_database
+from region.api.operations import Call, Operation, Reply, document
+from region.api.parts import Parts
 from region.api.routes import OPERATIONS
 from region.config import RegionConfig
+from region.database import Database
+from region.images.lock import try_lock
 from region.service import RegionService
 from rpc.logs import observer
+from rpc.manifest import Manifest
 from rpc.notify import Notifier
 from rpc.settings import load
+
+
+def publishing(database: Database) -> Operation:
+    """The operation ``POST publish/``."""
+
+    async def publish(parts: Parts, call: Call) -> Reply:
+        generations = parts.generations
+        async with database.session() as session:
+            if not await try_lock(session):
+                raise RuntimeError("an import is under way")
+            current = await generations.read_current(session)
+            job = await session.one("SELECT max(id) FROM import_job")
+            if current is None or job is None:
+                raise RuntimeError("nothing was imported yet")
+            changed = min(image.release for image in current.manifest.images)
+            images = (
+                evolve(image, version=f"{current.number + 1}") if image.release == changed else image
+                for image in current.manifest.images
+            )
+            published = await generations.publish(session, Manifest(images), (), job[0], base=current.number)
+        return document({"number": published.number, "digest": published.digest})
+
+    return Operation("POST", "/publish/", "Publish", "create", publish, "A generation with some images changed.")
 
 
 def main() -> None:
@@ -28,7 +58,7 @@ def main() -> None:
         load(RegionConfig, sys.argv[1]),
         reactor,
         Notifier.from_environment(),
-        operations=lambda database: (*OPERATIONS, from_database(database)),
+        operations=lambda database: (*OPERATIONS, from_database(database), publishing(database)),
     )
     reactor.callWhenRunning(service.startService)
     reactor.addSystemEventTrigger("before", "shutdown", service.stopService)

@@ -1,6 +1,6 @@
 """Many racks in one process, over real links: ``python -m bench.racks COUNT HOST PORT TOKEN MANIFEST GENERATION``.
 
-Each enrols, registers, and answers ``ListImages`` as a rack that holds the manifest. They end when standard input does.
+Each enrols, registers, and answers as a rack that holds the manifest. They end when standard input does.
 """
 
 from __future__ import annotations
@@ -10,46 +10,102 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.logger import globalLogBeginner
+from twisted.web.client import Agent, HTTPConnectionPool, readBody
 
-from rpc.commands import ListImages, Register, ReportInventory, SyncImages
+from rack.assignment import Assignment
+from rack.systems.describing import describe
+from rack.wire import described, resolve
+from rpc.commands import DescribeRelease, ListImages, Register, ReportInventory, SyncImages
 from rpc.endpoints import enrol, reconnecting
 from rpc.identity import JoinToken, client_tls
 from rpc.logs import VARIABLE, observer
-from rpc.manifest import parse_manifest
+from rpc.manifest import Manifest, parse_manifest
 from rpc.protocol import Link, Responders
+
+
+@frozen
+class Snapshot:
+    """What a rack holds."""
+
+    generation: int
+    data: bytes
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, generation: int, data: bytes) -> Snapshot:
+        return cls(generation, data, parse_manifest(data))
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return {"state": "ready", "generation": self.generation, "digest": self.manifest.digest}
+
+
+class Rack:
+    """One rack. What it is told to sync to it swaps to as soon as it has that generation's manifest."""
+
+    def __init__(self, agent: Agent, held: Snapshot, parsed: dict[str, Snapshot]) -> None:
+        self._agent = agent
+        self._parsed = parsed
+        self.held = held
+
+    def responders(self) -> Responders:
+        return Responders(
+            "rack",
+            {ListImages: self.list_images, SyncImages: self.sync_images, DescribeRelease: self.describe_release},
+        )
+
+    async def list_images(self, link: Link, known_digest: str) -> Mapping[str, Any]:
+        known = self.held.known
+        return known if known_digest == known["digest"] else known | {"inventory": self.held.data}
+
+    async def describe_release(self, link: Link, os: str, release: str) -> Mapping[str, Any]:
+        return described(describe(self.held.manifest, os, release))
+
+    async def sync_images(self, link: Link, generation: int, digest: str, url: str) -> Mapping[str, Any]:
+        outcome = "unchanged"
+        if digest != self.held.manifest.digest:
+            where = Assignment(generation, digest, resolve(url, link.peer.address)).manifest_url
+            data = await readBody(await self._agent.request(b"GET", where.encode()))
+            # All racks of this process parse it together: the region is what is measured.
+            self.held = self._parsed.get(digest) or self._parsed.setdefault(digest, Snapshot.of(generation, data))
+            await self.report(link)
+            outcome = "synced"
+        known = self.held.known
+        return {
+            "outcome": outcome, "generation": known["generation"], "digest": known["digest"], "reason": "",
+            "bytes_fetched": 0, "files_fetched": 0,
+        }  # fmt: skip
+
+    async def report(self, link: Link) -> None:
+        await link.call(ReportInventory, **self.held.known, progress={})
 
 
 async def run(reactor: Any, count: int, host: str, port: int, token: str, manifest: Path, generation: int) -> None:
     """Bring ``count`` racks up and say so."""
-    data = manifest.read_bytes()
-    digest = parse_manifest(data).digest
-
-    async def list_images(link: Link, known_digest: str) -> Mapping[str, Any]:
-        answer: dict[str, Any] = {"state": "ready", "generation": generation, "digest": digest}
-        return answer if known_digest == digest else answer | {"inventory": data}
-
-    async def sync_images(link: Link, **assignment: Any) -> Mapping[str, Any]:
-        return {
-            "outcome": "unchanged", "generation": generation, "digest": digest, "reason": "", "bytes_fetched": 0,
-            "files_fetched": 0,
-        }  # fmt: skip
-
-    responders = Responders("rack", {ListImages: list_images, SyncImages: sync_images})
+    held = Snapshot.of(generation, manifest.read_bytes())
+    agent = Agent(reactor, pool=HTTPConnectionPool(reactor))
+    parsed: dict[str, Snapshot] = {}
     for number in range(count):
         enrolled = await enrol(reactor, host, port, JoinToken.parse(token), f"bench-{number}")
         ready: Deferred[None] = Deferred()
+        rack = Rack(agent, held, parsed)
+        responders = rack.responders()
 
-        async def prepare(link: Link, ready: Deferred[None] = ready, number: int = number) -> None:
+        async def prepare(link: Link, ready: Deferred[None] = ready, number: int = number, rack: Rack = rack) -> None:
             await link.call(Register, versions=[1], name=f"bench-{number}", software="bench")
-            await link.call(ReportInventory, generation=generation, digest=digest, state="ready", progress={})
+            await rack.report(link)
             if not ready.called:
                 ready.callback(None)
 
+        def make(responders: Responders = responders) -> Link:
+            return Link(responders, clock=reactor)
+
         tls = client_tls(enrolled.credentials, enrolled.ca)
-        reconnecting(reactor, host, port, tls, lambda: Link(responders, clock=reactor), prepare).startService()
+        reconnecting(reactor, host, port, tls, make, prepare).startService()
         await ready
     sys.stdout.write("ready\n")
     sys.stdout.flush()

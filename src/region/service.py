@@ -74,7 +74,7 @@ from region.upstream.reader import SourceReader
 from region.wire import RegionWire
 from rpc.blobs import BlobStore
 from rpc.certificates import expires
-from rpc.daemon import collect_seldom, give_up
+from rpc.daemon import collect_seldom, give_up, spare_what_is_there
 from rpc.endpoints import listen_tls
 from rpc.events import Kind
 from rpc.exposition import Metrics
@@ -323,6 +323,7 @@ class RegionService(Service):
             reactor,
         )
         self._stops("the requests in progress", lambda: site.drain(reactor, DRAIN_SECONDS))
+        spare_what_is_there()
         http = reactor.listenTCP(config.http.port, site, interface=config.http.listen)
         self._stops("listening for HTTP", http.stopListening)
         http_port = http.getHost().port

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.defer import Deferred
+
+from region.answers import describing
 from region.answers.combine import Catalogue, Target
 from region.answers.describing import PAUSE, BadDescription, Described
+from region.answers.releases import Question
 from rpc.manifest import Image, Manifest
 from rpc.outcomes import Failed, TimedOut
 from tests.logs import Logs
@@ -121,6 +125,32 @@ class TestAsking(DescribingTestCase):
         self.clock.advance(1)
         self.assertEqual(self.release("ubuntu/noble")["title"], "24.04 LTS")
 
+    def test_while_no_rack_can_be_asked_what_they_hold_is_looked_at_once(self) -> None:
+        link = self.hold(image(NOBLE), image(FOCAL))
+        link.description = Failed("UnknownCommand", "there is no DescribeRelease here")
+        looked: list[Any] = []
+        look = describing._shapes
+
+        def counted(*what: Any) -> Any:
+            looked.append(what)
+            return look(*what)
+
+        self.patch(describing, "_shapes", counted)
+        for _ in range(3):
+            self.assertEqual(self.release("ubuntu/noble")["title"], "noble")
+        self.assertEqual(len(looked), 1)
+
+    def test_a_rack_whose_link_was_lost_for_a_moment_is_asked_as_soon_as_it_is_back(self) -> None:
+        link = self.hold(image(NOBLE))
+        releases = self.parts.releases
+        answers = self.successResultOf(Deferred.fromCoroutine(releases.answers(Question())))
+        lost = self.racks.links.pop("aaaaaa")
+        found = [self.successResultOf(Deferred.fromCoroutine(releases.described(answers)))]
+        self.racks.links["aaaaaa"] = lost
+        found.append(self.successResultOf(Deferred.fromCoroutine(releases.described(answers))))
+        self.assertEqual([[release for release, _ in each.known] for each in found], [[], [("ubuntu", "noble")]])
+        self.assertEqual(link.described, [("ubuntu", "noble")])
+
     def test_clients_that_ask_together_cost_one_ask_and_all_get_the_answer(self) -> None:
         link = self.hold(image(NOBLE))
         link.slow = []
@@ -131,6 +161,16 @@ class TestAsking(DescribingTestCase):
         link.slow[0].callback(None)
         self.assertEqual({connection.response().json["releases"][0]["title"] for connection in connections},
                          {"24.04 LTS"})  # fmt: skip
+        self.assertEqual(len(link.described), 1)
+
+    def test_hundreds_of_clients_that_wait_for_one_ask_all_get_the_answer(self) -> None:
+        link = self.hold(image(NOBLE))
+        link.slow = []
+        connections = [self.connect() for _ in range(300)]
+        for connection in connections:
+            connection.send("GET", "releases/")
+        link.slow[0].callback(None)
+        self.assertEqual({connection.response().status for connection in connections}, {200})
         self.assertEqual(len(link.described), 1)
 
     def test_a_client_that_hangs_up_does_not_keep_others_from_the_answer(self) -> None:

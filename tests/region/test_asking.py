@@ -232,6 +232,29 @@ class Asking(SynchronousTestCase):
         first, second = self.round(asker), self.round(asker)
         self.assertIs(first.answers["a"], second.answers["a"])
 
+    def test_rounds_are_one_value_while_all_racks_are_as_they_were_and_are_asked_each_time(self) -> None:
+        links = FakeLinks(a=holding(catalogue([NOBLE])), b=TimedOut(2.0))
+        asker = self.asker(links)
+        rounds = [self.round(asker) for _ in range(3)]
+        self.assertIs(rounds[1], rounds[0])
+        self.assertIs(rounds[2], rounds[0])
+        self.assertEqual((len(links.links["a"].asked), len(links.links["b"].asked)), (3, 3))
+
+    def test_a_round_is_another_as_soon_as_one_rack_says_something_else_is_silent_or_is_new(self) -> None:
+        links = FakeLinks(a=holding(catalogue([NOBLE])), b=holding(catalogue([NOBLE])))
+        asker = self.asker(links)
+        rounds = [self.round(asker)]
+        links.links["a"].answer = holding(catalogue([FOCAL]), 2)
+        rounds.append(self.round(asker))
+        links.links["a"].answer = TimedOut(2.0)
+        rounds.append(self.round(asker))
+        links.racks = {"b": links.racks["b"]}
+        rounds.append(self.round(asker))
+        self.assertEqual(len({id(each) for each in rounds}), 4)
+        self.assertEqual(len({each.key for each in rounds}), 4)
+        self.assertEqual([type(each.answers["a"].outcome).__name__ for each in rounds[:3]],
+                         ["Answered", "Answered", "TimedOut"])  # fmt: skip
+
     def test_an_inventory_that_is_not_what_its_digest_says_is_a_failure(self) -> None:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"digest": "0" * 64, "inventory": b"{}"}, "sha256 is"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg2
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
 
 from region.database import Database, DatabaseUnavailable, Session
 from region.images.lock import ImportLockLost, try_lock, unlock
@@ -278,6 +278,25 @@ class NotificationTests(GenerationTestCase):
         after = await other.current()
         assert after is not None
         self.assertEqual(after.number, second.number)
+
+    async def test_those_who_ask_when_it_may_have_changed_are_served_by_one_reading(self) -> None:
+        listening = CapturedListening(self.database)
+        other = GenerationStore(listening, run_in_thread=inline)  # type: ignore[arg-type]  # all that the store needs
+        other.start()
+        first = await self.publish(image())
+        self.assertEqual(await other.current(), first)
+        second = await self.publish(image("jammy"), base=first.number)
+        asked, one = [], listening.one
+
+        async def counted(sql: str, *arguments: Any) -> Any:
+            asked.append(sql)
+            return await one(sql, *arguments)
+
+        self.patch(listening, "one", counted)
+        listening.callbacks[CHANNEL]("")
+        found = await gatherResults([Deferred.fromCoroutine(other.current()) for _ in range(300)])
+        self.assertEqual(found, [second] * 300)
+        self.assertEqual(len([sql for sql in asked if "current_generation" in sql]), 1)
 
     async def test_a_notification_that_was_missed_is_made_up_for(self) -> None:
         other, _ = self.other()

@@ -7,13 +7,13 @@ asked about is left open, and never makes an answer fail or wait for longer than
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 from attrs import frozen
-from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -22,6 +22,7 @@ from region.answers.combine import Answers, Catalogue
 from region.answers.past import Kernel
 from rpc import rounds
 from rpc.commands import DescribeRelease
+from rpc.locks import FairLock
 from rpc.manifest import Image
 from rpc.outcomes import Answered, Outcome
 
@@ -31,7 +32,7 @@ REMEMBERED: Final = 1024
 """Of how many releases it is remembered what a rack said."""
 
 ANSWERS: Final = 16
-"""For how many combined answers the whole is remembered."""
+"""For how many combined answers it is remembered what is known of their releases."""
 
 TOGETHER: Final = 64
 """How many releases are asked about at a time."""
@@ -100,6 +101,15 @@ class Descriptions:
         return self._by_release.get((os, release))
 
 
+@frozen(eq=False)
+class _Remembered:
+    """What was found for ``answers``, and until when (seconds) nothing more can be; None: everything was found."""
+
+    answers: Answers
+    descriptions: Descriptions
+    until: float | None
+
+
 class Describer:
     """Asks racks about releases.
 
@@ -118,25 +128,41 @@ class Describer:
         self._clock = clock
         self._deadline = deadline
         self._ask_all = ask_all
-        self._asking = DeferredLock()
+        self._asking = FairLock()
         self._known: OrderedDict[Hashable, Described] = OrderedDict()
-        self._whole: OrderedDict[Hashable, tuple[Answers, Descriptions]] = OrderedDict()
+        self._remembered: OrderedDict[Hashable, _Remembered] = OrderedDict()
         self._paused: dict[str, float] = {}
 
     async def describe(self, answers: Answers, releases: Collection[Release] | None = None) -> Descriptions:
         """What racks that answered know of ``releases`` (None: of all that ``answers`` are about)."""
         # Answers are kept beside what was made of them, so no others can have their id.
         key = id(answers), None if releases is None else tuple(releases)
-        if key in self._whole:
-            self._whole.move_to_end(key)
-            return self._whole[key][1]
+        if (known := self._recalled(key)) is not None:
+            return known
         wanted = sorted({target[:2] for target in answers.by_target} if releases is None else releases)
         async with self._asking:
+            if (known := self._recalled(key)) is not None:
+                return known  # somebody who came before has found it meanwhile
             found = await self._describe(answers, wanted)
-        if len(found) == len(wanted):
-            self._whole[key] = answers, Descriptions(tuple(found.items()))
-            _trim(self._whole, ANSWERS)
-        return Descriptions(tuple(found.items()))
+        descriptions = Descriptions(tuple(found.items()))
+        until = None if len(found) == len(wanted) else self._resting_until(answers)
+        if until is None or until > self._clock.seconds():
+            self._remembered[key] = _Remembered(answers, descriptions, until)
+            _trim(self._remembered, ANSWERS)
+        return descriptions
+
+    def _recalled(self, key: Hashable) -> Descriptions | None:
+        known = self._remembered.get(key)
+        if known is None or (known.until is not None and known.until <= self._clock.seconds()):
+            return None
+        self._remembered.move_to_end(key)
+        return known.descriptions
+
+    def _resting_until(self, answers: Answers) -> float:
+        """Until when (seconds) no rack that answered can be asked, as each is paused; now, or before, if one can be, or
+        may be as soon as it is linked again."""
+        answered = [rack.rack for rack in answers.racks if rack.held is not None]
+        return min((self._paused.get(rack, 0.0) for rack in answered), default=math.inf)
 
     async def _describe(self, answers: Answers, wanted: Sequence[Release]) -> Mapping[Release, Described]:
         # Most racks hold the same: what they hold is looked at once for all of them.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from region.answers.combine import Catalogue, Published, Target
+from rpc.locks import FairLock
 from rpc.manifest import Manifest
 
 
@@ -42,6 +43,7 @@ class PublishedView:
         self._generations = generations
         self._published = Published()
         self._before: Catalogue | None = None
+        self._reading = FairLock()
 
     async def read(self) -> Published:
         """What is published now. Costs no query while the current generation is the one that was seen last.
@@ -51,6 +53,13 @@ class PublishedView:
         current = await self._generations.current()
         if current is None or current.number == self._published.number:
             return self._published
+        async with self._reading:  # those who ask when it has just changed are served by one reading
+            current = await self._generations.current()
+            if current is not None and current.number != self._published.number:
+                await self._replace(current)
+            return self._published
+
+    async def _replace(self, current: Generation) -> None:
         listed = await self._generations.listings()
         # What a generation listed never changes, so only what is new of years of generations is looked at.
         known = self._published.listed
@@ -63,7 +72,6 @@ class PublishedView:
             if self._published.number is not None:
                 self._before = self._published.catalogue
             self._published = published
-        return self._published
 
     def catalogue(self, digest: str) -> Catalogue | None:
         """The catalogue of the current or the previous generation, if it has this digest."""

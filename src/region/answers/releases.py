@@ -118,9 +118,10 @@ class Releases:
             asked = await self._asker.ask()
         published = await self._published.read()
         racks = asked.answers
-        if question.racks:
-            racks = {rack: racks[rack] for rack in self._chosen(question.racks, racks)}
-        key = (published.number, published.catalogue.digest, question.policy, frozenset(racks), asked.key)
+        chosen = frozenset(self._chosen(question.racks, racks)) if question.racks else None
+        if chosen is not None:
+            racks = {rack: racks[rack] for rack in chosen}
+        key = (published.number, published.catalogue.digest, question.policy, chosen, asked.key)
         return self._answers.get(key, lambda: combine(published, racks, question.policy))
 
     async def described(self, answers: Answers, *releases: tuple[str, str]) -> Descriptions:

@@ -18,6 +18,7 @@ from twisted.logger import Logger
 from region.api import descriptions
 from region.api.oauth import Unauthorized
 from region.api.operations import ApiError, Reply, text
+from region.api.sending import send
 from region.database import DatabaseUnavailable
 
 log = Logger()
@@ -41,7 +42,7 @@ def respond(request: Any, correlation: str, replying: Coroutine[Any, Any, Reply]
     answering.addErrback(_failed, request, correlation)
     written = answering.addCallback(lambda reply: write(request, reply, correlation))
     if request.method in (b"GET", b"HEAD"):
-        return written
+        return written.addCallback(lambda body: send(request, body))
     response: Deferred[bytes] = Deferred()
 
     def passed(result: Any) -> None:

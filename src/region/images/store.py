@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from attrs import define, field, frozen
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from region.database import Database, Session, Transaction
@@ -21,6 +21,7 @@ from region.images.lock import require_lock
 from region.images.plan import Change
 from region.images.threads import in_thread
 from rpc.fetch import RunInThread
+from rpc.locks import FairLock
 from rpc.manifest import Image, ImageKey, Manifest, parse_manifest
 
 log = Logger()
@@ -86,9 +87,12 @@ class GenerationStore:
     _database: Database
     _run_in_thread: RunInThread = in_thread
     _current: Generation | None = field(default=None, init=False)
-    _current_is_known: bool = field(default=False, init=False)
+    _heard: int = field(default=0, init=False)
+    """How often it was said that the current generation may be another."""
+    _read: int = field(default=-1, init=False)
+    """How often that had been said when it was last read."""
     _listening: bool = field(default=False, init=False)
-    _refreshing: DeferredLock = field(factory=DeferredLock, init=False)
+    _refreshing: FairLock = field(factory=FairLock, init=False)
     _manifests: OrderedDict[str, Manifest] = field(factory=OrderedDict, init=False)
     _releases: dict[int, frozenset[Release]] = field(factory=dict, init=False)
     _subscribers: list[Callable[[Generation], object]] = field(factory=list, init=False)
@@ -115,7 +119,7 @@ class GenerationStore:
 
         :raises DatabaseUnavailable: if it is not in memory and the database cannot be asked.
         """
-        if not self._current_is_known:
+        if self._read < self._heard or not self._listening:
             await self._refresh()
         return self._current
 
@@ -219,18 +223,23 @@ class GenerationStore:
     # In memory
 
     def _notified(self, payload: str) -> None:
+        self._heard += 1
         Deferred.fromCoroutine(self._refresh()).addErrback(
             lambda failure: log.failure("The current generation could not be read again", failure)
         )
 
     async def _refresh(self) -> None:
+        """See to it that what was heard of by now is read. Those who wait together are served by one reading."""
+        wanted = self._heard
         await self._refreshing.acquire()
         try:
-            self._current_is_known = False
+            if self._listening and self._read >= wanted:
+                return
+            heard = self._heard
             row = await self._database.one(f"{_SELECT} WHERE number = (SELECT generation FROM current_generation)")
             if row is not None:
                 self._adopt(await self._generation(row))
-            self._current_is_known = self._listening
+            self._read = heard
         finally:
             self._refreshing.release()
 
