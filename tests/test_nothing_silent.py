@@ -43,7 +43,12 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ): "what cannot be read asks for nothing",
     ("src/node/priority.py", "Priority.release", "ProcessLookupError"): "it has ended, and has no priority any more",
     ("src/node/results.py", "_status_of_json", "ValueError, RecursionError"): "it is read as YAML instead",
-    ("src/node/running.py", "end_left_over", "OSError, ValueError"): "there is nothing that was left",
+    (
+        "src/node/running.py",
+        "_left_over",
+        "OSError",
+    ): "a process that has ended meanwhile, or is not ours, is not left over",
+    ("src/node/running.py", "_left_over", "OSError, ValueError"): "there is nothing that was left",
     ("src/node/running.py", "_start_of", "OSError"): "how the kernel says that there is no such process",
     ("src/node/running.py", "_has_ended", "TimeoutExpired"): "how subprocess says that it has not",
     (

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
+from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from node.clock import Event, span, start
 
@@ -171,22 +171,44 @@ def remember(pid: int, path: str) -> None:
 
 
 def end_left_over(path: str, term_seconds: float = TERM_SECONDS) -> bool:
-    """End the group of the process that :func:`remember` wrote to ``path``, if it is still the same and runs; whether
-    it did."""
+    """End what an earlier start left running of a script: the process that :func:`remember` wrote to ``path``, and
+    whatever still has that script's outputs in its environment; whether there was any.
+
+    A runner that was killed just when the script began has written nothing, and the script may have left its group.
+    """
+    left = {pid: start for pid, start in _left_over(path) if start and _start_of(pid) == start}
+    until = time.monotonic() + term_seconds
+    for pid in left:
+        _signal(pid, signal.SIGTERM)
+    while any(_start_of(pid) == start for pid, start in left.items()) and time.monotonic() < until:
+        time.sleep(0.05)
+    for pid in left:
+        _signal(pid, signal.SIGKILL)
+    return bool(left)
+
+
+def _left_over(path: str) -> Iterator[Tuple[int, int]]:
+    """The leaders of groups that may be what is left over, each with when it was started."""
     try:
         with open(path) as file:
             pid, start = map(int, file.read().split())
+        yield pid, start
     except (OSError, ValueError):
-        # None was begun, or the machine went down before it was written.
-        return False
-    if not start or _start_of(pid) != start:
-        return False
-    until = time.monotonic() + term_seconds
-    _signal(pid, signal.SIGTERM)
-    while _start_of(pid) == start and time.monotonic() < until:
-        time.sleep(0.05)
-    _signal(pid, signal.SIGKILL)
-    return True
+        # None was begun, or the runner was killed before it was written.
+        pass
+    mark = os.fsencode("OUTPUT_COMBINED_PATH=" + os.path.join(os.path.dirname(os.path.abspath(path)), ""))
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open("/proc/{}/environ".format(name), "rb") as environment:
+                is_one = any(each.startswith(mark) for each in environment.read().split(b"\0"))
+            group = os.getpgid(int(name)) if is_one else 0
+        except OSError:
+            # It has ended meanwhile, or is somebody else's.
+            continue
+        if group and group != os.getpgrp():
+            yield group, _start_of(group)
 
 
 def _start_of(pid: int) -> int:

@@ -192,6 +192,22 @@ class RunTests(SynchronousTestCase):
         Path(path).write_text(f"{os.getpid()} 1")
         self.assertFalse(end_left_over(path))
 
+    def test_what_a_runner_left_that_was_killed_before_it_could_write_that_is_found_too(self) -> None:
+        directory = os.path.abspath(self.mktemp())
+        os.makedirs(directory)
+        environment = {**os.environ, "OUTPUT_COMBINED_PATH": os.path.join(directory, "a.1")}
+        other = {**os.environ, "OUTPUT_COMBINED_PATH": directory + "-other/a.1"}
+        left, kept = (
+            subprocess.Popen(["sleep", "100"], env=each, start_new_session=True) for each in (environment, other)
+        )
+        self.addCleanup(kept.wait)
+        self.addCleanup(kept.kill)
+        self.addCleanup(left.kill)
+        self.assertTrue(end_left_over(os.path.join(directory, "process"), TERM_SECONDS))
+        self.assertEqual(left.wait(), -signal.SIGTERM)
+        self.assertIsNone(kept.poll())
+        self.assertFalse(end_left_over(os.path.join(directory, "process"), TERM_SECONDS))
+
     def test_a_process_that_cannot_be_noted_runs_all_the_same(self) -> None:
         def full(pid: int) -> None:
             raise OSError(28, "No space left on device")
