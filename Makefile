@@ -24,8 +24,8 @@ help:
 	@echo 'make lint    ruff: style and format'
 	@echo 'make types   mypy, strict'
 	@echo 'make bench   the measurements, as a table'
-	@echo 'make soak    hostile and broken input for the link between region and rack, and crashes of both at every step'
-	@echo '             of an import and a sync, for SECONDS=600'
+	@echo 'make soak    images that change in every order of events, crashes at every step of an import and a sync,'
+	@echo '             and hostile and broken input for the link between region and rack, for SECONDS=600'
 	@echo 'make clean   remove what these made: .venv, .state and caches'
 
 $(READY): setup.cfg pyproject.toml

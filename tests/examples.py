@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Final
 
 from hypothesis import HealthCheck, settings
 
 SOAK: Final = max(1, int(os.environ.get("STANCHION_SOAK", "1")))
+
+CHECKED: Final[Counter[str]] = Counter()
+"""What tests that check much per example have checked, by its name: reads, files, moments."""
 
 
 def examples(count: int) -> settings:

@@ -1,10 +1,11 @@
-"""``python -m tests.soak SECONDS``: hostile and broken input for the link between region and rack, and crashes of both
-at every step of an import and a sync, for as long as one likes.
+"""``python -m tests.soak SECONDS``: images that change in every order of events, clients that read meanwhile, crashes
+at every step of an import and a sync, and hostile and broken input for the link between region and rack, for as long
+as one likes.
 
 Runs the tests that make their input up (from other random numbers each time), the matrix of faults, and the crashes
 (at all steps, of which ``make test`` takes some), over and over, with many more examples than ``make test`` has. Prints
-how many examples there were, how many crashes and faults were injected, and what went wrong; ends with status 1 if
-anything did.
+how many examples there were, what was read and checked in them, how many crashes and faults were injected, and what
+went wrong; ends with status 1 if anything did.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from hypothesis.statistics import collector
@@ -26,11 +27,13 @@ from twisted.trial.runner import TestLoader
 from tests.crashes import TALLY as CRASHES
 
 MODULES: Final = (
+    "tests.test_truth", "tests.test_readers",
     "tests.rpc.test_bad_input", "tests.rpc.test_fault_matrix", "tests.rpc.test_boxes", "tests.rpc.test_arguments",
     "tests.rpc.test_certificates", "tests.rpc.test_gate", "tests.rpc.test_versions", "tests.rack.test_regions",
     "tests.rack.test_crashes", "tests.region.test_import_crashes", "tests.system.test_crashes.CrashTests",
 )  # fmt: skip
-"""Tests of one process at a time, which run in this one."""
+"""Tests of one process at a time, which run in this one. What some of them check per example is counted in
+:data:`tests.examples.CHECKED`."""
 
 VARIABLE: Final = "STANCHION_SOAK"
 """What :mod:`tests.examples` looks at, when it is imported: which is not before the tests are loaded."""
@@ -71,9 +74,17 @@ class Tally:
         yield from (f"{count:>10} examples  {name}" for name, count in sorted(self.examples.items()))
         total = sum(self.examples.values())
         yield f"{total:>10} examples in all, {self.tests} tests in {self.rounds} rounds, {seconds:.0f} s"
+        yield from (f"{count:>10} {what} checked" for what, count in sorted(checked().items()))
         yield from CRASHES.lines()
         yield f"{len(self.violations):>10} violations"
         yield from (f"{'':>10} {name}" for name in self.violations)
+
+
+def checked() -> Mapping[str, int]:
+    """What was checked so far. Imported only now: :data:`VARIABLE` is set before anything looks at it."""
+    from tests.examples import CHECKED
+
+    return CHECKED
 
 
 def _tests(suite: Any) -> Iterator[Any]:

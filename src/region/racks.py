@@ -167,16 +167,26 @@ class RackStore:
     async def report(
         self, system_id: str, generation: int | None, digest: str | None, state: str, progress: Mapping[str, Any]
     ) -> None:
-        """Store what a rack reported; returns when it is committed."""
-        await self._database.execute(
-            """
-            INSERT INTO rack_inventory (system_id, generation, digest, state, progress, reported)
-            VALUES (%s, %s, %s, %s, %s, now())
-            ON CONFLICT (system_id) DO UPDATE SET generation = EXCLUDED.generation, digest = EXCLUDED.digest,
-                state = EXCLUDED.state, progress = EXCLUDED.progress, reported = EXCLUDED.reported
-            """,
-            (system_id, generation, digest, state, json.dumps(progress)),
-        )
+        """Store what a rack reported; returns when it is committed.
+
+        :raises RackRefused: if it is not enrolled: it may have been forgotten since it sent that.
+        """
+        try:
+            await self._database.execute(
+                """
+                INSERT INTO rack_inventory (system_id, generation, digest, state, progress, reported)
+                VALUES (%s, %s, %s, %s, %s, now())
+                ON CONFLICT (system_id) DO UPDATE SET generation = EXCLUDED.generation, digest = EXCLUDED.digest,
+                    state = EXCLUDED.state, progress = EXCLUDED.progress, reported = EXCLUDED.reported
+                """,
+                (system_id, generation, digest, state, json.dumps(progress)),
+            )
+        except psycopg2.errors.ForeignKeyViolation as error:
+            raise RackRefused(_not_enrolled(system_id)) from error
+
+
+def _not_enrolled(system_id: str) -> str:
+    return f"rack {system_id} is not enrolled here: join it again with stanchion rack join"
 
 
 def is_name(text: str) -> bool:
@@ -311,7 +321,7 @@ class RackRegistry:
             await self.refresh()
         rack = self._racks.get(system_id)
         if rack is None:
-            raise RackRefused(f"rack {system_id} is not enrolled here: join it again with stanchion rack join")
+            raise RackRefused(_not_enrolled(system_id))
         while True:
             await self._make_room(rack, link, turn)
             await self._record(system_id, version)
@@ -406,7 +416,10 @@ class RackRegistry:
     async def report(
         self, system_id: str, generation: int | None, digest: str | None, state: str, progress: Mapping[str, Any]
     ) -> None:
-        """Store a rack's report, then let everyone see it."""
+        """Store a rack's report, then let everyone see it.
+
+        :raises RackRefused: if it is not enrolled any more.
+        """
         async with self._order:
             await self.store.report(system_id, generation, digest, state, progress)
             self._change(

@@ -256,9 +256,12 @@ class RegionWire:
                 f"not a report: its progress is no object, nested more than {MAX_DEPTH} deep, or has text with NUL or "
                 "half a character"
             )
-        await self._registry.report(
-            link.peer.id, generation if holds else None, digest if holds else None, state, progress
-        )
+        try:
+            await self._registry.report(
+                link.peer.id, generation if holds else None, digest if holds else None, state, progress
+            )
+        except RackRefused as refused:
+            raise ReportRefused(str(refused)) from refused
         self._syncs.consider(link.peer.id)
         return {}
 

@@ -49,7 +49,7 @@ class RenewalRefused(DeclaredError):
 
 
 class ReportRefused(DeclaredError):
-    """What a rack reports is no report: its values contradict each other or mean nothing here."""
+    """What a rack reports is no report, for its values contradict each other or mean nothing here; or it is no rack."""
 
 
 class EventsRefused(DeclaredError):

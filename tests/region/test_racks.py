@@ -92,6 +92,12 @@ class RegistryTests(DatabaseTestCase):
         await self.registry.report("aaaaaa", 7, DIGEST, "ready", {})
         self.assertIsNone(before["aaaaaa"].generation)
 
+    async def test_a_report_of_a_rack_that_was_forgotten_meanwhile_is_refused(self) -> None:
+        # Regression: it broke a constraint of the database, and was told as an error of the region's own.
+        await self.store.forget("aaaaaa")
+        with self.assertRaisesRegex(RackRefused, "aaaaaa is not enrolled here"):
+            await self.registry.report("aaaaaa", 7, DIGEST, "ready", {})
+
     async def test_a_refresh_under_way_does_not_put_back_what_a_report_has_replaced(self) -> None:
         refreshing = Deferred.fromCoroutine(self.registry.refresh())
         reporting = Deferred.fromCoroutine(self.registry.report("aaaaaa", 7, DIGEST, "ready", {}))

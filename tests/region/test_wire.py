@@ -327,6 +327,11 @@ class WireTests(SynchronousTestCase):
             self.assertIn("not a report", self.failure(self.report(**wrong), ReportRefused))
         self.assertEqual(self.fakes.calls, [])
 
+    def test_a_report_of_a_rack_that_is_none_any_more_is_refused_and_no_sync_considered(self) -> None:
+        self.fakes.refuses = RackRefused("rack aaaaaa is not enrolled here")
+        self.assertIn("not enrolled", self.failure(self.report(), ReportRefused))
+        self.assertNotIn(("consider", "aaaaaa"), self.fakes.calls)
+
     def send(self, events: Any) -> Any:
         return self.wire.send_events(self.link, events)
 
