@@ -83,8 +83,9 @@ class CrashTests(SystemTestCase):
         self.rack.wait_in_step()
         self.assert_whole(self.rack)
         self.assertEqual(self.why("noble")[1]["architectures"][0]["version"], self.version)
+        # The rack tidies up after it has told that it holds the new images.
         images = self.rack.directory / "rack" / "images"
-        self.assertEqual(os.listdir(images / "snapshots"), [self.rack.snapshot.name])
+        wait_for(lambda: os.listdir(images / "snapshots") == [self.rack.snapshot.name], "the old snapshot to be gone")
         for directory in (images / "cache" / "partial", images / "cache" / "quarantine"):
             self.assertEqual(os.listdir(directory), [])
         for name in ("partial", "quarantine"):
