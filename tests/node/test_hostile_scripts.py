@@ -54,7 +54,7 @@ class HostileScriptTests(SynchronousTestCase):
 
     def test_one_deletes_all_that_the_runner_keeps(self) -> None:
         def delete(outputs: Outputs) -> int:
-            shutil.rmtree(self.directory)
+            shutil.rmtree(self.directory, ignore_errors=True)  # what is being sent goes by itself meanwhile
             return 0
 
         paths: list[bool] = []
