@@ -16,7 +16,7 @@ from rpc.protocol import Link
 
 K = TypeVar("K", bound=Hashable)
 
-AT_ONCE: Final = 64
+AT_ONCE: Final = 32
 """Peers that are asked before the reactor has a turn, in which the first answers are read: by then what belongs to
 their links is still in the processor's cache, and nothing else has had to wait for a thousand asks to be written."""
 
