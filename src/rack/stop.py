@@ -62,7 +62,8 @@ class Stop:
         try:
             result = await waiting
         except Exception:
-            # Raised again. But what a cancelled work ends with may be anything, and only says that it was cancelled.
+            # Nothing is swallowed. If the sync was told to stop, whatever the cancelled work ended with only says
+            # that, and Stopped is raised in its place; otherwise it is raised again as it came.
             self.check()
             raise
         finally:

@@ -398,6 +398,26 @@ class UserDataTests(ServiceTestCase):
             ended = self.run_with(python)
             self.assertEqual((ended.returncode, "it is started again" in ended.stderr), (status, False))
 
+    def test_what_keeps_the_runner_from_starting_is_said(self) -> None:
+        message = email.message_from_bytes(user_data())
+        (part,) = [part for part in message.walk() if not part.is_multipart()]
+        script = part.get_payload(decode=True)
+        assert isinstance(script, bytes)
+        programs = Path(self.mktemp()).resolve()
+        programs.mkdir()
+        for name, status, words in (
+            ("mktemp", 1, "no directory for the runner"), ("base64", 1, "the runner cannot be written")
+        ):  # fmt: skip
+            broken = programs / name
+            broken.write_text("#!/bin/sh\nexit 1\n")
+            broken.chmod(0o755)
+            ran = subprocess.run(
+                ["sh", "-s"], input=script, capture_output=True, env={"PATH": f"{programs}:/usr/bin:/bin"}, timeout=60
+            )
+            broken.unlink()
+            self.assertEqual(ran.returncode, status, name)
+            self.assertIn(words.encode(), ran.stderr)
+
     def test_the_runner_is_the_package_node_alone_and_the_same_each_time(self) -> None:
         names = zipfile.ZipFile(io.BytesIO(runner_archive())).namelist()
         self.assertIn("node/__init__.py", names)

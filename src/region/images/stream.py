@@ -15,7 +15,7 @@ from email.utils import format_datetime
 from typing import Final
 from uuid import uuid4
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -38,6 +38,7 @@ from region.images.store import Generation, GenerationMoved, GenerationStore
 from region.images.threads import in_thread
 from rpc.blobs import BlobError, BlobStore
 from rpc.fetch import RunInThread
+from rpc.locks import FairLock
 from rpc.manifest import is_sha256
 
 log = Logger()
@@ -89,8 +90,8 @@ class StreamResource(Resource):
         self._clock = clock
         self._run_in_thread = run_in_thread
         self._renderings: OrderedDict[int, Rendering] = OrderedDict()
-        self._rendering = DeferredLock()
-        self._examining = DeferredLock()
+        self._rendering = FairLock()
+        self._examining = FairLock()
 
     def render_GET(self, request: Request) -> int:
         """Answer a GET, or a HEAD, for which Twisted leaves the body out."""

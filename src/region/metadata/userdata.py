@@ -25,11 +25,21 @@ _START: Final = """\
 # Stanchion: runs the scripts that the region has for this machine, and reports each to it.
 set -u
 umask 077
-directory=$(mktemp -d /tmp/stanchion-XXXXXX) || {{ echo "stanchion: no room for the runner in /tmp" >&2; exit 1; }}
+# Without the runner nobody tells the region why, until it gives this machine up: so it is said in both places where a
+# person looks, cloud-init's log and the console. Where there is no console, the log alone has it.
+fail() {{
+    echo "stanchion: $1, so the scripts of this machine cannot be run" >&2
+    {{ echo "stanchion: $1, so the scripts of this machine cannot be run" > /dev/console; }} 2> /dev/null
+    exit "$2"
+}}
+directory=$(mktemp -d /tmp/stanchion-XXXXXX) || fail "no directory for the runner can be made in /tmp" 1
 trap 'rm -rf "$directory"' EXIT
-base64 -d > "$directory/runner.pyz" <<'STANCHION_RUNNER'
+if ! base64 -d > "$directory/runner.pyz" <<'STANCHION_RUNNER'
 {archive}
 STANCHION_RUNNER
+then
+    fail "the runner cannot be written to $directory" 1
+fi
 for python in python3 /usr/libexec/platform-python; do
     command -v "$python" > /dev/null 2>&1 || continue
     # A runner that is taken down with its parent would lose what it has not sent yet: it keeps that on the disk.
@@ -45,8 +55,7 @@ for python in python3 /usr/libexec/platform-python; do
         sleep 1
     done
 done
-echo "stanchion: there is no python3 on this machine, so its scripts cannot be run" > /dev/console 2>&1
-exit 127
+fail "there is no python3 on this machine" 127
 """
 
 
