@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, DNSLookupError, UnsupportedAddressFamily
-from twisted.python.failure import Failure
 
 from rack.config import RackConfig
 from rack.identity import Identity, NotJoined, prepare_directory, read_identity, write_identity
@@ -21,6 +20,7 @@ from rpc.console import CommandFailed, Status, write, write_json
 from rpc.endpoints import Enrolled, enrol
 from rpc.failures import CallFailed
 from rpc.identity import JoinToken, TokenInvalid
+from rpc.running import run_in_reactor
 from rpc.settings import load
 
 
@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
             "that the rack runs as, or as root",
             Status.USAGE,
         ) from error
-    identity = _in_reactor(arguments.region, token, arguments.name or default_name())
+    name = arguments.name or default_name()
+    identity = run_in_reactor(partial(join, region=arguments.region, token=token, name=name))
     try:
         # Where the processes of a region were that this rack may not belong to any more; the one that it joins tells.
         config.remembered_file.unlink(missing_ok=True)
@@ -112,28 +113,3 @@ def _check_not_joined(directory: Path) -> None:
         "to join anew, say --again",
         Status.USAGE,
     )
-
-
-def _in_reactor(region: str, token: JoinToken, name: str) -> Identity:
-    """The result of :func:`join` in a reactor that runs for it alone."""
-    from twisted.internet import reactor as the_reactor
-
-    reactor: Any = the_reactor
-    ends: list[Identity | Failure] = []
-
-    def begin() -> None:
-        joining: Deferred[Identity] = Deferred.fromCoroutine(join(reactor, region, token, name))
-        joining.addBoth(end)
-
-    def end(result: Identity | Failure) -> None:
-        ends.append(result)
-        reactor.callLater(0, reactor.stop)
-
-    reactor.callWhenRunning(begin)
-    reactor.run()
-    if not ends:
-        raise KeyboardInterrupt
-    result = ends[0]
-    if isinstance(result, Failure):
-        result.raiseException()
-    return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Coroutine
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from io import StringIO
@@ -13,6 +14,7 @@ from typing import Any
 from attrs import evolve
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from rack import joining
@@ -179,12 +181,16 @@ class TestJoining(FilesTestCase):
         return status
 
     def enrol_gives(self, identity: Identity) -> None:
-        def in_reactor(region: str, token: JoinToken, name: str) -> Identity:
+        async def join(reactor: object, region: str, token: JoinToken, name: str) -> Identity:
             self.assertEqual(token, self.token)
             self.asked.append((region, name))
             return evolve(identity, region=region, name=name)
 
-        self.patch(joining, "_in_reactor", in_reactor)
+        def run_in_reactor(work: Callable[[object], Coroutine[Deferred[object], object, Identity]]) -> Identity:
+            return self.successResultOf(Deferred.fromCoroutine(work(Clock())))
+
+        self.patch(joining, "join", join)
+        self.patch(joining, "run_in_reactor", run_in_reactor)
 
     def test_what_the_region_issued_is_kept_and_said(self) -> None:
         identity = an_identity()

@@ -15,15 +15,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psycopg2.errors
-from twisted.internet.defer import Deferred
-from twisted.logger import (
-    FilteringLogObserver,
-    LogLevel,
-    LogLevelFilterPredicate,
-    globalLogBeginner,
-    textFileLogObserver,
-)
-from twisted.python.failure import Failure
 
 from region.api.keys import ApiKeyStore
 from region.authority_files import AuthorityError, is_changing, read_ca
@@ -35,6 +26,7 @@ from region.tokens import create_join_token, list_join_tokens, revoke_join_token
 from rpc.certificates import moment
 from rpc.console import CommandFailed, Status, complain, write, write_json, write_table
 from rpc.profile import is_up, state_directory
+from rpc.running import run_in_reactor
 from rpc.settings import load
 
 T = TypeVar("T")
@@ -167,7 +159,7 @@ def in_database(config: RegionConfig, work: Callable[[Database], Coroutine[Any, 
         finally:
             await database.stop()
 
-    return _under_reactor(connected)
+    return run_in_reactor(connected)
 
 
 def database_directory(config: RegionConfig) -> Path:
@@ -212,28 +204,3 @@ def _is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def _under_reactor(work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-    from twisted.internet import reactor as installed
-
-    reactor: Any = installed
-    observer = FilteringLogObserver(
-        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.error)]
-    )
-    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
-    results: list[T | Failure] = []
-
-    def begin() -> None:
-        done = Deferred.fromCoroutine(work(reactor))
-        done.addBoth(results.append)
-        done.addBoth(lambda _: reactor.stop())
-
-    reactor.callWhenRunning(begin)
-    reactor.run()
-    if not results:
-        raise KeyboardInterrupt
-    result = results[0]
-    if isinstance(result, Failure):
-        result.raiseException()
-    return result

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,13 +25,6 @@ from attrs import define, field, frozen
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
-from twisted.logger import (
-    FilteringLogObserver,
-    LogLevel,
-    LogLevelFilterPredicate,
-    globalLogBeginner,
-    textFileLogObserver,
-)
 
 from region.cli import progress
 from region.cli.api import Selection, add_source, ask, source_url, start_import, trust_fields, update_source
@@ -40,6 +34,7 @@ from region.sample import write_sample
 from rpc.client import Client, Fields, Refused
 from rpc.console import CommandFailed, Status, complain, safe, size, write
 from rpc.profile import Profile, load_profile, save_profile, state_directory
+from rpc.running import run_in_reactor
 
 T = TypeVar("T")
 
@@ -85,41 +80,21 @@ def run(arguments: argparse.Namespace) -> int:
     selections = tuple(arguments.select)
     wanted = Wanted(state, arguments.listen, source, trust, selections, arguments.proxy, arguments.then_stop)
     try:
-        return _under_reactor(wanted)
+        return run_in_reactor(partial(_up, wanted=wanted))
     finally:
         lock.close()
 
 
-def _under_reactor(wanted: Wanted) -> int:
-    from twisted.internet import reactor as installed
-
-    reactor: Any = installed
-    observer = FilteringLogObserver(
-        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.error)]
-    )
-    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
+async def _up(reactor: Any, wanted: Wanted) -> int:
     up = Up(reactor, wanted)
-    result: list[int] = []
-    unheard: list[OSError] = []
-
-    def begin() -> None:
-        done = Deferred.fromCoroutine(up.main())
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, frame: reactor.callFromThread(up.interrupt, done))
-        done.addBoth(finished)
-
-    def finished(outcome: Any) -> None:
-        reactor.callLater(0, reactor.stop)  # first: it ends also if what it came to can be told to nobody
-        try:
-            result.append(up.status_of(outcome))
-        except OSError as error:
-            unheard.append(error)
-
-    reactor.callWhenRunning(begin)
-    reactor.run()
-    if unheard:
-        raise BrokenPipeError from unheard[0]
-    return result[0] if result else Status.INTERRUPTED
+    done = Deferred.fromCoroutine(up.main())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: reactor.callFromThread(up.interrupt, done))
+    try:
+        status: int = await done.addBoth(up.status_of)
+    except OSError as error:
+        raise BrokenPipeError from error  # what it came to can be told to nobody
+    return status
 
 
 @define
