@@ -140,6 +140,18 @@ class ChunkTests(UploadTestCase):
         self.assertEqual(self.blobs.part_size(SHA), 0)
         self.assertEqual((await self.put(uri, BODY[1000:])).status, 404)
 
+    async def test_what_has_come_stays_when_another_upload_of_the_same_content_goes(self) -> None:
+        first = await self.begin()
+        await self.put(self.file_of(first)["upload_uri"], BODY[:1000])
+        second = await self.begin(name="custom/other")
+        response = await self.put(self.file_of(second)["upload_uri"], BODY[1000:2000], offset=1000)
+        self.assertEqual((response.status, response.headers["Retry-After"]), (503, "10"))
+        self.assertNotIn(str(self.blobs.root), response.text)
+        self.assertEqual((await self.ask("DELETE", first.json["resource_uri"])).status, 204)
+        self.blobs.sweep((), stale_after=0)
+        response = await self.put(self.file_of(second)["upload_uri"], BODY[1000:], offset=1000)
+        self.assertEqual((response.status, self.file_of(response)["complete"]), (200, True))
+
     async def test_a_whole_upload_does_not_expire(self) -> None:
         await self.put(self.file_of(await self.begin())["upload_uri"], BODY)
         await self.database.execute("UPDATE boot_upload SET touched = now() - interval '25 hours'")
@@ -188,13 +200,17 @@ class RequestTests(UploadTestCase):
             ({"name": "ubuntu/mine"}, "name", "Images of ubuntu come from sources"),
             ({"name": "ubuntu"}, "name", "'ubuntu' is a reserved name"),
             ({"name": "custom/windows"}, "name", "'windows' is a reserved name"),
-            ({"name": "noble"}, "name", "'noble' is a reserved name"),
+            ({"name": "noble"}, "name", "'noble' is what ubuntu's noble is called, imported from"),
+            ({"name": "centos/noble"}, "name", "'noble' is what ubuntu's noble is called, imported from"),
+            ({"name": "debian/NOBLE"}, "name", "'NOBLE' is what ubuntu's noble is called, imported from"),
+            ({"name": "rhel/centos"}, "name", "'centos' is a reserved name"),
             ({"name": "beos/r5"}, "name", "It should be one of: 'custom'"),
             ({"name": "custom/../x"}, "name", "is not a name such as custom/my-image"),
             ({"architecture": "amd64/"}, "architecture", "amd64/generic"),
             ({"sha256": "12"}, "sha256", "64 hexadecimal digits"),
             ({"size": "0"}, "size", "unless the content is sent at once"),
             ({"filetype": "iso"}, "filetype", "It should be one of: 'tgz'"),
+            ({"filetype": "iso"}, "filetype", "'ddxz'."),
             ({"size": None}, "size", "unless the content is sent at once"),
             ({"base_image": "noble"}, "base_image", "ubuntu/noble"),
             ({"title": "x\ny"}, "title", "one line"),

@@ -59,6 +59,14 @@ class NameTests(SynchronousTestCase):
         checked_upload("centos/centos70", "arm64/generic", SHA, 5, published=published)
         checked_upload("centos/centos70", "amd64/generic", SHA, 5, published=EMPTY)
 
+    def test_a_bare_name_that_means_an_image_of_a_source_goes_on_meaning_it(self) -> None:
+        published = Manifest([image("centos70", os="centos"), image("noble")])
+        for name in ("custom/noble", "debian/noble", "suse/centos70", "rhel/Noble", "windows/ubuntu", "ol/suse"):
+            error = self.assertRaises(UploadInvalid, checked_upload, name, "arm64", SHA, 5, published=published)
+            self.assertEqual(error.field, "name")
+        mine = image_of(checked_upload("suse/mine", "amd64", SHA, 5), "1")
+        checked_upload("rhel/mine", "amd64", SHA, 5, published=Manifest([mine]))
+
 
 class PublishTests(ImportTestCase):
     def _set_up_importer(self, _: None) -> None:

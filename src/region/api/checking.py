@@ -83,7 +83,7 @@ def _value(parameter: Parameter, value: Value) -> Any:
                 raise ValueError(f"'{value}' is neither true nor false.")
             return _BOOLEANS[value.lower()]
     if parameter.choices and value not in parameter.choices:
-        listed = ", ".join(f"'{choice}'" for choice in parameter.choices)
+        listed = ", ".join(f"'{choice}'" for choice in parameter.choices if choice)  # empty: as if it were not given
         raise ValueError(f"'{value}' is not a valid {parameter.name}.  It should be one of: {listed}.")
     return value
 

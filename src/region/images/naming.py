@@ -6,7 +6,7 @@ image of a source is refused: it must always be clear which of the two is deploy
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -84,8 +84,8 @@ def checked_upload(
     for part in (arch, subarch or "generic"):
         if not is_path_component(part):
             raise UploadInvalid("architecture", f"'{architecture}' is not an architecture such as amd64/generic.")
-    for image in published.images:
-        if (image.os, image.release, image.arch) == (os, release, arch) and image.source != UPLOADS:
+    for image in _synced(published):
+        if (image.os, image.release, image.arch) == (os, release, arch):
             raise UploadInvalid(
                 "name", f"'{os}/{release}' is imported from {image.source} for {arch}; use another name, such as "
                 f"{CUSTOM}/my-{release}, or select it there no longer."
@@ -121,11 +121,21 @@ def _checked_name(name: str, published: Manifest) -> tuple[str, str]:
     if os not in UPLOADABLE:
         listed = ", ".join(f"'{choice}'" for choice in UPLOADABLE)
         raise UploadInvalid("name", f"'{os}' is not a valid operating system.  It should be one of: {listed}.")
-    synced = [image for image in published.images if image.source != UPLOADS]
-    taken = {*UPLOADABLE, *FROM_SOURCES, *(image.os for image in synced), *(image.release for image in synced)}
-    if os == CUSTOM and release.lower() in taken:
+    if release.lower() in {CUSTOM, *UPLOADABLE, *FROM_SOURCES, *(image.os for image in _synced(published))} - {os.replace(CUSTOM, "")}:
         raise UploadInvalid("name", f"'{release}' is a reserved name; use another, such as my-{release}.")
+    for image in _synced(published):
+        # Clients may ask for it by its bare name, which would not tell the two apart any more.
+        if image.os != os and image.release and image.release.lower() == release.lower():
+            raise UploadInvalid(
+                "name", f"'{release}' is what {image.os}'s {image.release} is called, imported from {image.source}; "
+                f"use another, such as my-{release}."
+            )  # fmt: skip
     return os, release
+
+
+def _synced(published: Manifest) -> Sequence[Image]:
+    """The images of sources."""
+    return [image for image in published.images if image.source != UPLOADS]
 
 
 def image_of(request: UploadRequest, version: str) -> Image:

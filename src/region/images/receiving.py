@@ -251,16 +251,19 @@ class Receiver:
             log.warn("What was uploaded waits for the next import: {reason}", reason=str(error))
 
     async def _forget(self, gone: Any, publish: bool = False) -> bool:
-        """Let go of uploads whose rows are gone."""
+        """Let go of uploads whose rows are gone, and of their content unless another upload is of the same."""
+        if not gone:
+            return False
+        left = {upload.request.sha256 for upload in await self.store.list() if upload.process == self.process}
         for upload in gone:
             await self._close(upload.id)
-            if upload.process == self.process:
+            if upload.process == self.process and upload.request.sha256 not in left:
                 self.blobs.unpin(upload.request.sha256)
                 if upload.completed is None:
                     await self.run_in_thread(self.blobs.discard_part, upload.request.sha256)
-        if publish and gone:
+        if publish:
             await self._publish()
-        return bool(gone)
+        return True
 
     # Parts
 
@@ -271,7 +274,10 @@ class Receiver:
             try:
                 part = await self.run_in_thread(self.blobs.open_part, upload.request.sha256, upload.request.size)
             except PartBusy as error:
-                raise UploadBusy(f"The same content is being written by somebody else: {error}") from error
+                raise UploadBusy(
+                    f"The content of upload {upload.id} is being written for another upload, or fetched for an import, "
+                    "at this moment; go on in a moment."
+                ) from error
             known.part = part
             await self.run_in_thread(part.load)
         return known.part
