@@ -295,10 +295,13 @@ class RackRegistry:
         return self._links.get(system_id)
 
     def not_connected_since(self, system_id: str) -> float | None:
-        """When the rack's last link ended, as seconds since the epoch, if that is known."""
+        """When the rack's last link ended, or when it was enrolled if it never had one, as seconds since the epoch, if
+        that is known."""
         rack = self._racks.get(system_id)
-        if rack is None or rack.last_disconnected is None:
+        if rack is None:
             return None
+        if rack.last_disconnected is None:
+            return rack.enrolled.timestamp() if rack.last_connected is None else None
         if rack.last_connected is not None and rack.last_connected > rack.last_disconnected:
             return None  # the region was killed while the rack was linked: nobody saw that link end
         return rack.last_disconnected.timestamp()

@@ -253,6 +253,8 @@ class Why(ReleasesTestCase):
         response = self.get("releases/focal/?policy=all")
         self.assertEqual((response.status, response.json["distro_series"][0][-37:]),
                          (400, "  It should be one of: 'ubuntu/noble'."[-37:]))  # fmt: skip
+        self.assertEqual(response.json["distro_series"][1], "rack-aaaaaa still holds it, but generation 2 no longer "
+                         "lists it, so rack-bbbbbb cannot come to hold it.")  # fmt: skip
         (focal, _) = self.get("releases/?policy=all").json["releases"]
         self.assertIn("rack-aaaaaa still holds it, but generation 2 no longer lists it", focal["reason"])
 

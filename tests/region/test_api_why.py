@@ -8,6 +8,7 @@ from attrs import evolve
 
 from region.answers.combine import Catalogue
 from region.database import DatabaseUnavailable
+from region.upstream.values import UPLOADS
 from rpc.manifest import Manifest
 from rpc.outcomes import Failed, TimedOut
 from tests.region.fakes import EPOCH
@@ -61,6 +62,14 @@ class TestPublished(WhyTestCase):
               "uses": ["commissioning", "diskless", "xinstall"]}],
         )  # fmt: skip
         self.assertEqual((found["gone"], found["went"]), ([], ""))
+
+    def test_of_an_upload_it_says_that_it_was_uploaded(self) -> None:
+        self.racks.add("aaaaaa", self.publish_images(evolve(image(NOBLE), source=UPLOADS)), 1)
+        self.assertEqual(
+            self.architecture()["published"],
+            "Version 20260101 (generic) is published since 2026-05-28T21:26:40Z, with generation 1, "
+            "as it was uploaded.",
+        )
 
     def test_it_says_since_when_there_has_been_any_version(self) -> None:
         self.publish(NOBLE)
@@ -246,6 +255,30 @@ class TestRacks(WhyTestCase):
             "Does not answer: it is not connected since 2026-05-28T20:25:40Z. When last known at 2026-05-28T20:26:40Z, "
             "it was at generation 1; it may hold it by now.",
         )
+
+    def test_one_that_is_not_connected_since_nobody_knows_when(self) -> None:
+        self.racks.add("aaaaaa", self.new, 2)
+        del self.racks.links["aaaaaa"]
+        self.says()
+        self.clock.advance(60)
+        row = self.architecture()["racks"][0]
+        self.assertEqual(
+            row["says"],
+            "Does not answer: it is not connected. "
+            "When last known at 2026-05-28T20:26:40Z, it held it, in generation 2.",
+        )
+        self.assertIsNone(row["since"])
+
+    def test_one_that_has_reported_something_newer_since_it_last_answered(self) -> None:
+        link = self.racks.add("aaaaaa", self.old, 1)
+        self.says()
+        link.outcome = TimedOut(2.0)
+        self.racks.racks["aaaaaa"] = evolve(self.racks.racks["aaaaaa"], generation=2, digest=self.new.digest)
+        self.assertIn("When last known at 2026-05-28T20:26:40Z, it held it, in generation 2.", self.says())
+        self.assertEqual(self.architecture()["racks"][0]["generation"], 2)
+        # What that was, nobody remembers: then it is not said that it held it, nor that it did not.
+        self.racks.racks["aaaaaa"] = evolve(self.racks.racks["aaaaaa"], generation=2, digest="0" * 64)
+        self.assertIn("it was at generation 2; it may hold it by now.", self.says())
 
     def test_one_that_fails_and_of_which_nothing_was_ever_known(self) -> None:
         self.racks.add("aaaaaa", self.new, -1).outcome = Failed("Unhandled", "reference 42")

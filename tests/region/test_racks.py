@@ -289,6 +289,11 @@ class RegistryTests(DatabaseTestCase):
         self.patch(self.store, "connected", connected)
         self.assertEqual((await self.registry.register(link("aaaaaa"), "2")).version, "2")
 
+    async def test_one_that_never_connected_is_not_connected_since_it_was_enrolled(self) -> None:
+        (rack, *_) = self.registry.enrolled().values()
+        self.assertEqual(self.registry.not_connected_since(rack.system_id), rack.enrolled.timestamp())
+        self.assertIsNone(self.registry.not_connected_since("zzzzzz"))
+
     async def test_the_more_racks_there_are_the_longer_they_are_told_to_take_to_come_back(self) -> None:
         self.assertEqual(self.registry.spread, 1)
         for number in range(50):

@@ -317,17 +317,21 @@ class Asker:
             memory.silent_since = self._clock.seconds()
         # The older of what it answered and what it reported: a silent rack may hold that, or anything newer.
         known = [number for number in (memory.generation, rack.generation) if number is not None and number >= 0]
+        last, at = memory.catalogue, memory.generation
+        if last is None or memory.reported != rack.digest:  # it has reported that since it answered
+            last, at = self._published(rack.digest or ""), rack.generation
         memory.info = rack
         answer = RackAnswer(
             rack=system_id,
             name=rack.name,
             outcome=outcome,
             last_generation=min(known) if known else None,
-            last_targets=memory.catalogue.targets if memory.catalogue is not None else _NO_TARGETS,
+            last_targets=last.targets if last is not None else _NO_TARGETS,
             since=memory.silent_since,
             progress=tuple(sorted(rack.progress.items())),
             reported=rack.reported.timestamp() if rack.reported is not None else None,
-            last_catalogue=memory.catalogue,
+            last_catalogue=last,
+            known_generation=at if at is not None and at >= 0 else None,
         )
         # Likewise for one that is as silent as it was.
         memory.answer = before if before is not None and before == answer else answer

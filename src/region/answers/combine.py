@@ -121,8 +121,9 @@ class Held:
 class RackAnswer:
     """How asking one rack ended, and what was known of it before.
 
-    ``last_generation`` is the generation that it last said it holds (None: it never said), ``last_targets`` what it
-    held when it last answered, and in ``last_catalogue`` with all its images; ``since`` when it was first found silent,
+    ``last_generation`` is the oldest generation that it may be at, by what it last answered and reported (None: it
+    never said). ``known_generation`` is the one that it was at when it was last heard of, ``last_targets`` what it held
+    then, if that is known, and in ``last_catalogue`` with all its images; ``since`` when it was first found silent,
     ``reported`` when it last reported (both seconds since the epoch), and ``progress`` what it reported then of a sync
     under way or one that failed.
     """
@@ -136,6 +137,7 @@ class RackAnswer:
     progress: tuple[tuple[str, object], ...] = ()
     reported: float | None = None
     last_catalogue: Catalogue | None = field(default=None, repr=False)
+    known_generation: int | None = None
 
     @property
     def held(self) -> Held | None:
@@ -145,8 +147,8 @@ class RackAnswer:
     @property
     def silent_since(self) -> float | None:
         """Since when it has not answered, if it is silent and that is known."""
-        if isinstance(self.outcome, NotConnected) and self.outcome.since is not None:
-            return self.outcome.since
+        if isinstance(self.outcome, NotConnected):
+            return self.outcome.since  # not since somebody happened to ask
         return None if self.held else self.since
 
     @property
@@ -164,7 +166,8 @@ class RackAnswer:
             said: Hashable = (held.state, held.generation, held.catalogue.digest, self.next_try)
         else:
             failed = self.outcome if not isinstance(self.outcome, Failed) else (self.outcome.kind, self.outcome.reason)
-            said = (failed, self.last_generation, frozenset(self.last_targets), self.silent_since, self.reported)
+            known = self.last_generation, self.known_generation, frozenset(self.last_targets)
+            said = (failed, known, self.silent_since, self.reported)
         return self.rack, self.name, said, repr(self.progress)
 
 

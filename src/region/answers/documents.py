@@ -186,7 +186,7 @@ def architecture_entry(arch: str, facts: Sequence[ImageFacts]) -> Document:
 def rack_entry(rack: RackAnswer, published: Published) -> Document:
     """How asking a rack ended: ``outcome``, and what it holds or since when and why it is silent."""
     held = rack.held
-    generation = held.generation if held is not None else rack.last_generation
+    generation = held.generation if held is not None else rack.known_generation
     since = rack.silent_since
     return {
         "system_id": rack.rack,

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from region.answers.combine import Published, Target
 from region.answers.wording import when
+from region.upstream.values import UPLOADS
 from rpc.manifest import Image
 
 
@@ -149,10 +150,10 @@ def told_published(found: Sequence[Origin], published: Published, is_known: bool
         names = _names(Kernel.of(origin.image) for origin in group)
         text = f"Version {version} ({names}) is published"
         if brought:
-            text += f" since {when(brought[1])}, with generation {brought[0]}, from {source}"
+            text += f" since {when(brought[1])}, with generation {brought[0]}, {_whence(source)}"
         else:
             known = "which generation brought it is not known" if is_known else "since when cannot be read right now"
-            text += f" in generation {published.number}, from {source}; {known}"
+            text += f" in generation {published.number}, {_whence(source)}; {known}"
         if first and first != brought:
             text += f"; there has been a version of it since {when(first[1])} (generation {first[0]})"
         text += f". Generation {published.number} keeps it: {kept.rstrip('.')}." if kept else "."
@@ -176,6 +177,10 @@ def _together(origin: Origin) -> tuple[str, str, tuple[float, ...], tuple[float,
 
 def _gone_together(step: Step) -> tuple[str, int, float, str]:
     return step.version, step.generation, step.published, step.reason
+
+
+def _whence(source: str) -> str:
+    return "as it was uploaded" if source == UPLOADS else f"from {source}"
 
 
 def _names(kernels: Iterable[Kernel]) -> str:

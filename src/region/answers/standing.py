@@ -123,12 +123,12 @@ def _and_does(rack: RackAnswer, published: Published) -> str:
 
 def _last_known(rack: RackAnswer, target: Target, may_hold: bool) -> str:
     heard = f" at {when(rack.reported)}" if rack.reported is not None else ""
-    if rack.last_generation is None:
+    if rack.known_generation is None:
         known = f"When it last reported{heard}, it held nothing" if heard else "What it holds was never known"
     elif target in rack.last_targets:
-        return f"When last known{heard}, it held it, in generation {rack.last_generation}."
+        return f"When last known{heard}, it held it, in generation {rack.known_generation}."
     else:
-        known = f"When last known{heard}, it was at generation {rack.last_generation}"
+        known = f"When last known{heard}, it was at generation {rack.known_generation}"
     return f"{known}; it {'may hold it by now' if may_hold else 'cannot hold it, for nothing since then lists it'}."
 
 

@@ -76,7 +76,7 @@ async def read_release(parts: Parts, call: Call) -> Reply:
     best = overall(answers.for_release(os, release, question.arch))
     if best.state is State.UNKNOWN:
         ANSWERS.labels(best.state.value).inc()
-        raise _unknown(answers, name, question.arch, past)
+        raise _unknown(answers, best, name, question.arch, past)
     described = await parts.releases.described(answers, (os, release))
     kernel = call.values.get("kernel")
     if kernel is not None:
@@ -143,9 +143,9 @@ def _racks(listed: str | None) -> frozenset[str]:
     return frozenset(names)
 
 
-def _unknown(answers: Answers, name: str, arch: str | None, past: Past | None) -> Invalid:
-    """400, with what there is instead (never nothing, for then the state is another) and, if it was there once, when
-    and why it went."""
+def _unknown(answers: Answers, best: Answer, name: str, arch: str | None, past: Past | None) -> Invalid:
+    """400, with what there is instead (never nothing, for then the state is another), which racks hold it although not
+    all that have to can, and, if it was there once, when and why it went."""
     offered = sorted({target.name for target in answers.choices if arch in (None, target.arch)})
     if not offered:
         # The release is not to blame: there is nothing at all for this architecture.
@@ -153,7 +153,8 @@ def _unknown(answers: Answers, name: str, arch: str | None, past: Past | None) -
         return invalid_choice("architecture", arch or "", arches)
     refused = invalid_choice("distro_series", name, offered)
     went = told_gone(departures(arch or "", (), past or Past()))
-    return Invalid({"distro_series": [*refused.messages["distro_series"], went]}) if went else refused
+    more = [best.reason if best.holders else "", went]
+    return Invalid({"distro_series": [*refused.messages["distro_series"], *filter(None, more)]})
 
 
 def _retry(state: State) -> dict[str, str]:

@@ -121,7 +121,8 @@ def _checked_name(name: str, published: Manifest) -> tuple[str, str]:
     if os not in UPLOADABLE:
         listed = ", ".join(f"'{choice}'" for choice in UPLOADABLE)
         raise UploadInvalid("name", f"'{os}' is not a valid operating system.  It should be one of: {listed}.")
-    if release.lower() in {CUSTOM, *UPLOADABLE, *FROM_SOURCES, *(image.os for image in _synced(published))} - {os.replace(CUSTOM, "")}:
+    systems = {*UPLOADABLE, *FROM_SOURCES, *(image.os for image in _synced(published))}
+    if release.lower() in systems and (release != os or os == CUSTOM):
         raise UploadInvalid("name", f"'{release}' is a reserved name; use another, such as my-{release}.")
     for image in _synced(published):
         # Clients may ask for it by its bare name, which would not tell the two apart any more.
