@@ -49,6 +49,41 @@ async def sooner(link: Link) -> dict[str, str]:
     return {}
 
 
+VERSION_1 = {
+    "Ping": ("", ""),
+    "Enroll": ("token_id proof csr name", "certificate ca system_id"),
+    "Endpoints": ("", "process endpoints"),
+    "Register": ("versions name software", "version region"),
+    "Renew": ("csr", "certificate ca"),
+    "Renewed": ("certificate", ""),
+    "RenewSoon": ("reason", ""),
+    "ReportInventory": ("generation digest state progress", ""),
+    "SendEvents": ("events", "committed"),
+    "ListImages": ("known_digest", "state generation digest"),
+    "SyncImages": ("generation digest url", "outcome generation digest reason bytes_fetched files_fetched"),
+    "SyncProgress": ("", "progress"),
+    "CancelSync": ("", "cancelled"),
+    "DescribeRelease": ("os release", "title system requires_license_key uses"),
+    "ValidateLicenseKey": ("os release key", "outcome reason"),
+}
+"""Each command of version 1, with the arguments and the values of its answer that may not be left out."""
+
+
+class FrozenTests(SynchronousTestCase):
+    def test_what_a_peer_of_version_1_knows_and_must_be_sent_does_not_change(self) -> None:
+        # A command that is not in here comes with a higher number (``since``), or such a peer would be sent it.
+        found = {
+            command.__name__: (_needed(command.arguments), _needed(command.response))
+            for command in commands.COMMANDS
+            if command.since == 1
+        }
+        self.assertEqual(found, VERSION_1)
+
+
+def _needed(values: Any) -> str:
+    return " ".join(name.decode("ascii") for name, value in values if not value.optional)
+
+
 class AgreeTests(SynchronousTestCase):
     @examples(200)
     @given(st.lists(st.integers(1, 6), max_size=4), st.integers(1, 6), st.integers(0, 3))
