@@ -11,7 +11,7 @@ from region.images.naming import FILETYPES, FROM_SOURCES, UploadInvalid, checked
 from region.images.uploads import UploadStore
 from region.upstream.values import UPLOADS
 from rpc.manifest import EMPTY, Manifest, parse_manifest
-from tests.region.importing import ImportTestCase, image, put, sha256
+from tests.region.importing import SOURCE, ImportTestCase, image, put, sha256
 from tests.rpc.test_verifying import rot
 
 BODY = b"my own root file system"
@@ -99,6 +99,30 @@ class PublishTests(ImportTestCase):
         job = await self.import_now()
         self.assertEqual([each.release for each in (await self.manifest()).images], ["mine", "noble"])
         self.assertGreater((await self.manifest()).images[0].version, mine.version)
+
+    async def test_of_an_upload_and_a_source_s_image_of_the_same_name_the_one_that_came_first_stays(self) -> None:
+        await self.add_source()
+        await self.upload(name="centos/centos7")
+        offered = [image(release, os=os) for os, release in (("centos", "centos7"), ("suse", "mine"))]
+        for more in ([], [image()]):
+            self.reader.offer(*map(self.fetcher.know, [*offered, *more]))
+            job = await self.import_now()
+            reasons = [problem.reason for problem in await self.importer.jobs.problems(job.id)]
+            self.assertEqual(len(reasons), 1)
+            self.assertIn("centos/centos7 for amd64 is an image that was uploaded", reasons[0])
+        await self.upload(name="suse/mine")  # it was begun before the source had one
+        job = await self.import_now()
+        reasons = [problem.reason for problem in await self.importer.jobs.problems(job.id)]
+        self.assertEqual(len(reasons), 2)
+        self.assertIn(f"suse/mine for amd64 is imported from {SOURCE}", reasons[1])
+        found = {f"{each.os}/{each.release}": each.source for each in (await self.manifest()).images}
+        self.assertEqual(found, {"centos/centos7": UPLOADS, "suse/mine": SOURCE, "ubuntu/noble": SOURCE})
+        # Deleted, the upload makes room.
+        (mine,) = [each for each in await self.uploads.list() if each.request.name == "centos/centos7"]
+        await self.uploads.delete(mine.image.key)
+        await self.import_now()
+        found = {f"{each.os}/{each.release}": each.source for each in (await self.manifest()).images}
+        self.assertEqual(found["centos/centos7"], SOURCE)
 
     async def test_uploads_alone_are_enough_to_publish(self) -> None:
         await self.upload()

@@ -122,6 +122,9 @@ def plan(reads: Sequence[SourceRead | SourceFailed], previous: Manifest) -> Plan
             if standing is _Standing.UNWANTED:
                 no_fallback[key] = reason
     problems = [problem for end in named.values() for problem in end.problems]
+    for key, problem in list(_namesakes(wanted, previous.only(set(previous.by_key) - set(removed)))):
+        del wanted[key]
+        problems.append(problem)
     for key, problem in _contradictions(wanted, previous.only(set(previous.by_key) - set(removed))):
         del wanted[key]
         problems.append(problem)
@@ -187,6 +190,31 @@ def _best_offers(ends: Iterable[SourceRead | SourceFailed]) -> dict[ImageKey, tu
         for offer in _offers(end):
             offers.setdefault(offer.image.key, (end.source, offer))
     return offers
+
+
+def _namesakes(wanted: Mapping[ImageKey, UpstreamImage], published: Manifest) -> Iterator[tuple[ImageKey, Problem]]:
+    """The wanted images that are new, and are called as one that was uploaded, or if they were uploaded, as one of a
+    source: nobody could tell any more which of the two is deployed. What is published goes first, then what was
+    uploaded."""
+    images = [*published.images, *(offer.image for offer in wanted.values())]
+    uploaded = {_called(image) for image in images if image.source == UPLOADS}
+    imported = {_called(image): image.source for image in published.images if image.source != UPLOADS}
+    for key, offer in wanted.items():
+        image = offer.image
+        name = f"{image.os}/{image.release} for {image.arch}"
+        if key in published.by_key:
+            continue
+        if image.source == UPLOADS and _called(image) in imported:
+            source = imported[_called(image)]
+            reason = f"{name} is imported from {source}: select it there no longer, or upload it under another name"
+            yield key, _problem(image, "", reason)
+        elif image.source != UPLOADS and _called(image) in uploaded - set(imported):
+            reason = f"{name} is an image that was uploaded: delete that (stanchion images delete), or do not select it"
+            yield key, _problem(image, "", reason)
+
+
+def _called(image: Image) -> tuple[str, str, str]:
+    return image.os, image.release, image.arch
 
 
 def _contradictions(wanted: Mapping[ImageKey, UpstreamImage], published: Manifest) -> list[tuple[ImageKey, Problem]]:
