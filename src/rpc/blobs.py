@@ -86,6 +86,7 @@ class BlobStore:
     _stamps: StampLog | None = field(default=None, init=False, repr=False)
     _damage: DamageBook | None = field(default=None, init=False, repr=False)
     _pinned: set[str] = field(factory=set, init=False, repr=False)
+    _moved: dict[str, int] = field(factory=dict, init=False, repr=False)
     on_damage: list[Callable[[Damaged], object]] = field(factory=list, init=False, repr=False)
     """Are called, in the thread that found it, when a blob was wrong and is in the quarantine. They must not raise."""
     on_repair: list[Callable[[Damaged], object]] = field(factory=list, init=False, repr=False)
@@ -126,6 +127,11 @@ class BlobStore:
         """The blobs that were found wrong and are not there again, by sha256; empty before the first use."""
         book = self._damage
         return {} if book is None else book.entries
+
+    def times_damaged(self, sha256: str) -> int:
+        """How often the blob was found wrong since this store was made: whoever has it open since before the last time
+        has a file that is wrong, whether or not it was replaced since."""
+        return self._moved.get(sha256, 0)
 
     def pin(self, sha256: str) -> None:
         """Have :meth:`sweep` leave this content alone until :meth:`unpin`, whole or in part, whatever it is told."""
@@ -372,6 +378,8 @@ class BlobStore:
         self._log().forget(sha256)
         os.rename(self.path(sha256), target)
         damaged = Damaged(sha256, size, reason, now / 1e9)
+        with self._lock:
+            self._moved[sha256] = self._moved.get(sha256, 0) + 1
         self._book().add(damaged)
         for listener in self.on_damage:
             listener(damaged)

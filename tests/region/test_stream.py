@@ -435,6 +435,18 @@ class SendingTests(StreamTestCase):
         self.assertEqual(len(self.transport.value()), sent)
         self.flushLoggedErrors()
 
+    def test_that_it_is_repaired_meanwhile_does_not_mend_what_is_being_sent(self) -> None:
+        self.begin()
+        rot(self.blobs.path(self.name), len(self.content) - 1)
+        self.blobs.verify(self.name, len(self.content), thorough=True)
+        put(self.blobs, self.content)
+        self.assertEqual(self.blobs.damaged, {})
+        sent = len(self.transport.value())
+        self.transport.resume()
+        self.assertTrue(self.transport.disconnecting)
+        self.assertEqual(len(self.transport.value()), sent)
+        self.flushLoggedErrors()
+
 
 class RangeTests(SynchronousTestCase):
     """:func:`parse_range`."""

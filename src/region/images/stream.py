@@ -8,7 +8,7 @@ published the answer is 503, for an empty index would tell clients that everythi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -167,10 +167,12 @@ class StreamResource(Resource):
     async def _blob(self, request: Request, sha256: str) -> None:
         if not is_sha256(sha256):
             raise _Refusal(404, "A file is named by its sha256, 64 lower-case hexadecimal digits.")
+        damages = self._blobs.times_damaged(sha256)
         file = await self._open(sha256)
         try:
             if not self._is_known(request, sha256):
-                await self._send_file(request, file, sha256)
+                # That it was replaced meanwhile does not make right what is open here.
+                await self._send_file(request, file, sha256, lambda: self._blobs.times_damaged(sha256) == damages)
         finally:
             file.file.close()
 
@@ -203,7 +205,7 @@ class StreamResource(Resource):
             text = "is published, but is missing on this region process's disk; the next import fetches it again"
         return _Refusal(503, f"The file {text}.", {"Retry-After": str(REPAIR_RETRY_SECONDS)})
 
-    async def _send_file(self, request: Request, file: OpenFile, sha256: str) -> None:
+    async def _send_file(self, request: Request, file: OpenFile, sha256: str, is_good: Callable[[], bool]) -> None:
         part = Range(0, file.size)
         headers = {"Accept-Ranges": "bytes", "Cache-Control": _FOR_EVER}
         asked = request.getHeader("range")
@@ -218,7 +220,7 @@ class StreamResource(Resource):
         _set_headers(request, "application/octet-stream", part.end - part.start, sha256, headers)
         if request.method != b"HEAD":
             sender = Sender(request, file.file, self._clock, self._run_in_thread)
-            await sender.send(part, lambda: sha256 not in self._blobs.damaged)
+            await sender.send(part, is_good)
         request.finish()
 
     def _is_known(self, request: Request, etag: str) -> bool:
