@@ -1,6 +1,6 @@
-"""``python -m tests.soak SECONDS``: images that change in every order of events, clients that read meanwhile, crashes
-at every step of an import and a sync, and hostile and broken input for the link between region and rack, for as long
-as one likes.
+"""``python -m tests.soak SECONDS``: images that change in every order of events, clients that read meanwhile, the state
+machines of imports, syncs, uploads and answers each by itself, crashes at every step of an import and a sync, and
+hostile and broken input for the link between region and rack, for as long as one likes.
 
 Runs the tests that make their input up (from other random numbers each time), the matrix of faults, and the crashes
 (at all steps, of which ``make test`` takes some), over and over, with many more examples than ``make test`` has. Prints
@@ -28,6 +28,8 @@ from tests.crashes import TALLY as CRASHES
 
 MODULES: Final = (
     "tests.test_truth", "tests.test_readers",
+    "tests.region.test_jobs.LifeMachineTests", "tests.rack.test_sync.TestAnyOrder", "tests.region.test_receiving",
+    "tests.region.test_combine.Properties", "tests.region.test_answers_whole_path.WholePath",
     "tests.rpc.test_bad_input", "tests.rpc.test_fault_matrix", "tests.rpc.test_boxes", "tests.rpc.test_arguments",
     "tests.rpc.test_certificates", "tests.rpc.test_gate", "tests.rpc.test_versions", "tests.rack.test_regions",
     "tests.rack.test_crashes", "tests.region.test_import_crashes", "tests.system.test_crashes.CrashTests",

@@ -28,6 +28,7 @@ from rack.sync import Synchroniser
 from rpc.blobs import BlobStore
 from rpc.fetch import Fetched, FetchError, FetchFailed, Progress, Wanted
 from rpc.manifest import EMPTY, Manifest
+from tests.examples import examples
 from tests.rack.material import URL, contents_of, expected_tree, image, put, put_all, tree
 
 P = ParamSpec("P")
@@ -899,9 +900,7 @@ class TestAnyOrder(SynchronousTestCase):
         self.patch(os, "fsync", lambda descriptor: None)
         SyncingMachine.root = Path(self.mktemp()).absolute()
         SyncingMachine.root.mkdir(parents=True)
-        run_state_machine_as_test(
-            SyncingMachine, settings=settings(deadline=None, max_examples=25, stateful_step_count=20)
-        )
+        run_state_machine_as_test(SyncingMachine, settings=settings(examples(25), stateful_step_count=20))
 
 
 class TestAssignments(SynchronousTestCase):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from attrs import frozen
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -26,6 +26,7 @@ from region.answers.releases import Releases
 from region.api import Api, Authenticator
 from region.api.releases import STATUS
 from rpc.outcomes import Failed, NotConnected, Outcome, TimedOut
+from tests.examples import examples
 from tests.region.api_parts import parts_of
 from tests.region.fakes import EPOCH, Generations, Keys, Racks, Records, ask_each
 from tests.region.inventories import catalogue
@@ -194,7 +195,7 @@ def worlds(draw: st.DrawFn, least: int = 0) -> World:
 
 
 some_policy = st.sampled_from(["any", "all"])
-modestly = settings(deadline=None, max_examples=25)
+modestly = examples(25)
 
 
 class WholePath(SynchronousTestCase):

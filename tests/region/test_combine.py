@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -23,6 +23,7 @@ from region.answers.combine import (
     overall,
 )
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
+from tests.examples import examples
 from tests.region.inventories import BOOKWORM, FOCAL, NOBLE, NOBLE_ARM, answered, published
 
 UNHEARD_OF = Target("ubuntu", "trusty", "amd64")
@@ -199,7 +200,7 @@ policies = st.sampled_from(list(Policy))
 class Properties(SynchronousTestCase):
     """What holds in every world."""
 
-    @settings(deadline=None)
+    @examples(100)
     @given(worlds(), policies, st.randoms())
     def test_the_order_of_answers_does_not_matter(self, world, policy, random) -> None:
         generations, racks = world
@@ -209,7 +210,7 @@ class Properties(SynchronousTestCase):
         self.assertEqual(shown(first), shown(second))
         self.assertEqual(first, second)
 
-    @settings(deadline=None)
+    @examples(100)
     @given(worlds(), policies)
     def test_a_second_rack_with_the_same_answer_changes_no_state(self, world, policy) -> None:
         generations, racks = world
@@ -218,7 +219,7 @@ class Properties(SynchronousTestCase):
         for target in [*TARGETS, UNHEARD_OF]:
             self.assertEqual(once.of(target).state, again.of(target).state)
 
-    @settings(deadline=None)
+    @examples(100)
     @given(worlds(), policies, failures, st.data())
     def test_a_failing_rack_never_removes_knowledge(self, world, policy, failure, data) -> None:
         generations, racks = world
@@ -232,7 +233,7 @@ class Properties(SynchronousTestCase):
             if before.of(target).state in OFFERED:
                 self.assertIn(after.of(target).state, OFFERED)
 
-    @settings(deadline=None)
+    @examples(100)
     @given(worlds(), failures, some_targets)
     def test_a_silent_rack_more_never_hides_what_another_rack_holds(self, world, failure, last) -> None:
         generations, racks = world
@@ -242,7 +243,7 @@ class Properties(SynchronousTestCase):
             if answer.state is State.DEPLOYABLE:
                 self.assertEqual(after.of(target).state, State.DEPLOYABLE)
 
-    @settings(deadline=None)
+    @examples(100)
     @given(worlds(), policies)
     def test_no_release_is_called_unknown_while_a_silent_rack_may_hold_it(self, world, policy) -> None:
         generations, racks = world
@@ -257,7 +258,7 @@ class Properties(SynchronousTestCase):
             for target in may_hold:
                 self.assertIn(answers.of(target).state, (State.DEPLOYABLE, State.UNDETERMINED))
 
-    @settings(deadline=None)
+    @examples(100)
     @given(worlds(), policies)
     def test_unknown_always_comes_with_something_to_choose_instead(self, world, policy) -> None:
         generations, racks = world
@@ -268,7 +269,7 @@ class Properties(SynchronousTestCase):
             if answer.state is State.UNKNOWN:
                 self.assertNotEqual(answers.choices, ())
 
-    @settings(deadline=None)
+    @examples(100)
     @given(worlds(), policies)
     def test_deployable_means_that_enough_racks_said_that_they_hold_it(self, world, policy) -> None:
         generations, racks = world
@@ -279,7 +280,7 @@ class Properties(SynchronousTestCase):
             self.assertEqual(answers.of(target).state is State.DEPLOYABLE, bool(racks) and len(holding) >= needed)
             self.assertEqual(answers.of(target).holders, tuple(sorted(holding)))
 
-    @settings(deadline=None)
+    @examples(100)
     @given(worlds(), policies)
     def test_arriving_means_that_every_rack_answered_and_the_current_generation_lists_it(self, world, policy) -> None:
         generations, racks = world

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from twisted.internet.defer import Deferred
@@ -14,6 +13,7 @@ from region.images.job import ENDED, ImportJob, JobLife, JobStore
 from region.images.lock import try_lock
 from region.upstream import Problem
 from tests.database import DatabaseTestCase
+from tests.examples import examples
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 ORDER = ("queued", "reading", "fetching", "publishing", "done")
@@ -149,7 +149,7 @@ class LifeMachineTests(SynchronousTestCase):
     """:class:`LifeMachine`, run."""
 
     def test_an_import_ends_once_and_never_goes_back_whatever_happens(self) -> None:
-        run_state_machine_as_test(LifeMachine, settings=settings(deadline=None, max_examples=50))
+        run_state_machine_as_test(LifeMachine, settings=examples(50))
 
 
 class JobStoreTests(DatabaseTestCase):

@@ -23,6 +23,7 @@ from region.images.receiving import EXPIRE_SECONDS, IDLE_SECONDS, Receiver, TooM
 from region.images.uploads import NoSuchUpload, Upload
 from rpc.blobs import BlobStore
 from rpc.manifest import ImageKey
+from tests.examples import examples
 from tests.region.importing import inline, sha256
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -213,4 +214,4 @@ class Receiving(RuleBasedStateMachine):
 class ReceivingTests(SynchronousTestCase):
     def test_only_the_right_content_becomes_whole_whatever_happens_on_the_way(self) -> None:
         self.patch(os, "fsync", lambda descriptor: None)
-        run_state_machine_as_test(Receiving, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+        run_state_machine_as_test(Receiving, settings=settings(examples(60), stateful_step_count=30))
