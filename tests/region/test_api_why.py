@@ -157,6 +157,19 @@ class TestGone(WhyTestCase):
         self.assertEqual(found["gone"], [])
         self.assertEqual(found["images"][0]["first_generation"], 3)
 
+    def test_an_architecture_that_went_is_told_beside_those_that_are_there_and_where_it_is_asked_about(self) -> None:
+        self.publish(NOBLE, NOBLE_ARM)
+        self.racks.add("aaaaaa", self.publish(NOBLE), 4)
+        told = "Version 20260101 (generic) went with generation 4, 2026-05-29T00:26:40Z: as upstream has it."
+        found = self.get("releases/ubuntu/noble/").json
+        self.assertEqual([one["arch"] for one in found["architectures"]], ["amd64"])
+        self.assertEqual(found["went"], f"For arm64: {told}")
+        self.assertEqual([(gone["arch"], gone["generation"]) for gone in found["gone"]], [("arm64", 4)])
+        self.assertEqual(self.get("releases/ubuntu/noble/?kernel=generic").json["went"], f"For arm64: {told}")
+        found = self.get("releases/ubuntu/noble/?arch=amd64").json
+        self.assertEqual((found["went"], found["architectures"][0]["went"]), ("", ""))
+        self.assertEqual(self.get("releases/ubuntu/noble/?arch=arm64").json["architecture"][1:], [told])
+
     def test_one_kernel_of_several_that_went_is_told(self) -> None:
         self.publish_images(image(NOBLE, subarch=GA), image(NOBLE, subarch=HWE))
         self.racks.add("aaaaaa", self.publish_images(image(NOBLE, subarch=GA)), 4)

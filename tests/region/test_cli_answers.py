@@ -163,7 +163,8 @@ class TestWhy(CommandCase):
         one = architecture("amd64", "arriving") | {
             "racks": [row], "published": "Version 1 is published since noon.", "went": "Version 0 went at night.",
         }  # fmt: skip
-        document = listing() | release("ubuntu/noble", "arriving", one) | {"kernel": "hwe-24.04"}
+        document = listing() | release("ubuntu/noble", "arriving", one)
+        document |= {"kernel": "hwe-24.04", "went": "For arm64: Version 0 went."}
         self.region.answers["GET", "releases/ubuntu/noble/"] = Told(document, 409)
         status, output, _ = self.stanchion("why", "ubuntu/noble", "--kernel", "hwe-24.04", "--arch", "amd64")
         self.assertEqual(status, 1)
@@ -171,7 +172,8 @@ class TestWhy(CommandCase):
         lines = output.splitlines()
         self.assertIn("ubuntu/noble (A title) with kernel hwe-24.04: arriving.", lines[0])
         self.assertEqual(lines[3:5], ["Version 1 is published since noon.", "Version 0 went at night."])
-        self.assertTrue(lines[-1].endswith("Does not hold it yet: it is slow."), lines[-1])
+        self.assertTrue(lines[-3].endswith("Does not hold it yet: it is slow."), lines[-3])
+        self.assertEqual(lines[-2:], ["", "For arm64: Version 0 went."])
 
     def test_a_kernel_that_is_not_known_is_a_certain_no(self):
         message = "'x' is not a valid kernel.  It should be one of: 'ga-24.04'."

@@ -114,7 +114,18 @@ def why(
         | {"racks": [_rack_row(rack, answer, answers.published) for rack in answers.racks]}
         for answer in found
     ]
-    return document
+    return document | _elsewhere(document["architectures"], arch, kernel, past or Past())
+
+
+def _elsewhere(shown: Sequence[Document], arch: str | None, kernel: str | None, past: Past) -> Document:
+    """What went of architectures that are not shown, as nothing of them is published or held; if all were asked for."""
+    here = {one["arch"] for one in shown}
+    gone = []
+    if arch is None and "" not in here:
+        gone = [step for step in departures("", (), past) if step.kernel.arch not in here]
+    gone = [step for step in gone if kernel is None or step.kernel.is_called(kernel)]
+    told = [f"For {name}: {told_gone(list(steps))}" for name, steps in groupby(gone, key=lambda step: step.kernel.arch)]
+    return {"gone": [step.document for step in gone], "went": " ".join(told)}
 
 
 def _uses(answer: Answer, described: Described | None) -> Document:

@@ -147,14 +147,15 @@ def _unknown(answers: Answers, best: Answer, name: str, arch: str | None, past: 
     """400, with what there is instead (never nothing, for then the state is another), which racks hold it although not
     all that have to can, and, if it was there once, when and why it went."""
     offered = sorted({target.name for target in answers.choices if arch in (None, target.arch)})
-    if not offered:
+    if offered:
+        refused = invalid_choice("distro_series", name, offered)
+    else:
         # The release is not to blame: there is nothing at all for this architecture.
         arches = sorted({target.arch for target in answers.choices})
-        return invalid_choice("architecture", arch or "", arches)
-    refused = invalid_choice("distro_series", name, offered)
+        refused = invalid_choice("architecture", arch or "", arches)
     went = told_gone(departures(arch or "", (), past or Past()))
-    more = [best.reason if best.holders else "", went]
-    return Invalid({"distro_series": [*refused.messages["distro_series"], *filter(None, more)]})
+    more = [*filter(None, (best.reason if best.holders else "", went))]
+    return Invalid({field: [*messages, *more] for field, messages in refused.messages.items()})
 
 
 def _retry(state: State) -> dict[str, str]:

@@ -145,6 +145,8 @@ def _show_why(document: Document) -> None:
         ]
         if rows:
             write_table(("RACK", "HOLDS IT", "VERSION", "GENERATION", "STATE", "NOTE"), rows)
+    if document.get("went"):
+        write(f"\n{safe(document['went'])}")
 
 
 def _behind(rack: Document) -> str:
