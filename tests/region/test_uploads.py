@@ -89,6 +89,7 @@ class PublishTests(ImportTestCase):
         job = await self.import_now()
         manifest = await self.manifest()
         self.assertEqual([each.release for each in manifest.images], ["mine", "noble"])
+        self.assertEqual(await self.problems_of(job), ())  # what is not whole yet is not missed
         mine = manifest.images[0]
         self.assertEqual((mine.label, mine.source, mine.attribute("release_title")), ("uploaded", UPLOADS, "Mine"))
         assert job.generation is not None
@@ -156,6 +157,8 @@ class PublishTests(ImportTestCase):
         await self.add_source()
         await self.upload()
         await self.upload(b"not whole", "other", whole=False)
+        await self.upload(b"not said to be whole yet", "another", whole=False)
+        put(self.blobs, b"not said to be whole yet")
         part = self.blobs.open_part(sha256(b"not whole"), 9)
         part.load()
         part.write(b"not")
@@ -163,6 +166,7 @@ class PublishTests(ImportTestCase):
         await self.publish(image())
         await self.publish(image("jammy"))
         self.assertTrue(self.blobs.is_verified(SHA, len(BODY)))
+        self.assertTrue(self.blobs.is_verified(sha256(b"not said to be whole yet"), 24))
         self.assertEqual(self.blobs.part_size(sha256(b"not whole")), 3)
 
     def test_two_that_begin_the_same_upload_share_it(self) -> Deferred[None]:
