@@ -68,6 +68,18 @@ class ChunkTests(UploadTestCase):
         self.assertTrue(self.file_of(response)["complete"])
         self.assertTrue(self.file_of(await self.begin())["complete"])
 
+    async def test_a_client_of_maas_that_begins_again_sends_everything_again_and_need_not_say_so(self) -> None:
+        file = self.file_of(await self.begin())
+        await self.put(file["upload_uri"], BODY[:1000])
+        again = self.file_of(await self.begin())
+        self.assertEqual((again["upload_uri"], again["received"]), (file["upload_uri"], 1000))
+        self.assertEqual((await self.put(again["upload_uri"], BODY + b"x")).status, 400)
+        self.assertEqual(self.file_of(await self.begin())["received"], 1000)
+        for start in range(0, len(BODY), 50_000):
+            response = await self.put(again["upload_uri"], BODY[start : start + 50_000])
+            self.assertEqual(response.status, 200, response.text)
+        self.assertTrue(self.file_of(response)["complete"])
+
     def make_api_over(self, blobs: Any) -> None:
         self.make_api()
         self.receiver.blobs = blobs

@@ -83,6 +83,8 @@ class Receiving(RuleBasedStateMachine):
         self.published = 0
         self.expected: bytes | None = None
         self.id = 0
+        self.is_anew = False
+        """Whether it was begun again, so that a chunk that does not say where it belongs is the first."""
         self.start()
 
     def start(self) -> None:
@@ -90,6 +92,7 @@ class Receiving(RuleBasedStateMachine):
         self.receiver = Receiver(cast(Any, self.store), self.blobs, "region", 24.0, self.clock, inline, self.publish,
                                  lambda path: 1 << 40)  # fmt: skip
         self.do(self.receiver.start())
+        self.is_anew = False
 
     async def publish(self) -> None:
         self.published += 1
@@ -119,16 +122,20 @@ class Receiving(RuleBasedStateMachine):
         received = self.do(self.receiver.begin(REQUEST, "me"))
         if self.expected is None:
             self.expected, self.id = b"", received.upload.id
+        self.is_anew = not self.is_whole
         assert (received.received, received.complete) == (len(self.expected), self.is_whole)
 
     @precondition(lambda self: self.expected is not None and not self.is_whole)
     @rule(count=integers(1, 60), says_where=sampled_from([True, False]))
     def append(self, count: int, says_where: bool) -> None:
         assert self.expected is not None
+        if self.is_anew and not says_where:
+            self.expected = b""
         at = len(self.expected)
         data = CONTENT[at : at + count]
         received = self.do(self.receiver.append(self.id, data, at if says_where else None))
         self.expected += data
+        self.is_anew = False
         assert (received.received, received.complete) == (len(self.expected), self.is_whole)
 
     @precondition(lambda self: self.expected)
@@ -151,9 +158,9 @@ class Receiving(RuleBasedStateMachine):
     @rule()
     def append_wrong_content(self) -> None:
         assert self.expected is not None
-        wrong = b"\xff" * (len(CONTENT) - len(self.expected))
+        wrong = b"\xff" * (len(CONTENT) - (0 if self.is_anew else len(self.expected)))
         self.fails(WrongUpload, self.receiver.append(self.id, wrong))
-        self.expected = b""
+        self.expected, self.is_anew = b"", False
 
     @rule()
     def nothing_comes_for_a_while(self) -> None:

@@ -105,7 +105,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "import that publishes it is asked for.",
         parameters=(
             Parameter("content", "The chunk: all of the body.", kind="file", required=True),
-            Parameter("offset", "Where in the content it belongs, so that none is taken twice; in the query.",
+            Parameter("offset", "Where in the content it belongs, so that none is taken twice; in the query. Without: "
+                      "after what has come, or at the beginning if the upload has been begun again since.",
                       kind="integer", minimum=0),
         ),
         answers={

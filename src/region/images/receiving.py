@@ -104,6 +104,8 @@ class Receiver:
     _open: dict[int, _Open] = field(factory=dict, init=False)
     _lost: set[int] = field(factory=set, init=False)
     """Uploads that were whole once, and whose content is taken anew because it was damaged."""
+    _again: set[int] = field(factory=set, init=False)
+    """Uploads that were begun again after some of them had come, and of which nothing has come since."""
     _expiring: LoopingCall | None = field(default=None, init=False)
 
     async def start(self) -> None:
@@ -151,6 +153,8 @@ class Receiver:
             log.warn("The content of upload {id} is lost; it is taken anew.", id=upload.id)
             self._lost.add(upload.id)
         received = await self.progress(upload)
+        if received.received:
+            self._again.add(upload.id)
         if received.received == size:  # the process ended before it could look at it
             return await self.append(upload.id, b"", size)
         return received
@@ -169,7 +173,8 @@ class Receiver:
     async def append(self, upload_id: int, data: bytes, offset: int | None = None) -> Received:
         """Append ``data`` to what has come of an upload; when that is all, verify it and ask for an import.
 
-        :param offset: where it belongs; by default at the end of what has come.
+        :param offset: where it belongs; by default at the end of what has come, or when the upload was just begun again
+            at its beginning: who says nothing of offsets, as clients of MAAS, knows of nothing that had come.
         :raises NoSuchUpload: if there is no such upload.
         :raises UploadElsewhere: if another region process has it.
         :raises WrongOffset: if it does not belong there.
@@ -209,7 +214,8 @@ class Receiver:
                 return Received(upload, request.size, True)  # the answer to its last chunk was lost
             raise TooMuch("Too much data received: all of this upload had come already.")
         part = await self._part(known, upload)
-        start = part.length
+        is_first = offset is None and upload_id in self._again
+        start = 0 if is_first else part.length
         if offset is not None and offset != start:
             raise WrongOffset(offset, start)
         if start + len(data) > request.size:
@@ -217,6 +223,9 @@ class Receiver:
                 f"Too much data received: {start} bytes have come and {len(data)} more would be over the size, "
                 f"{request.size}. Nothing of this was kept; send what is missing, or delete the upload."
             )
+        self._again.discard(upload_id)
+        if is_first:
+            await self.run_in_thread(part.restart)
         await self.run_in_thread(part.write, data)
         if not part.is_full:
             await self.store.touch(upload_id)
@@ -257,6 +266,7 @@ class Receiver:
         left = {upload.request.sha256 for upload in await self.store.list() if upload.process == self.process}
         for upload in gone:
             await self._close(upload.id)
+            self._again.discard(upload.id)
             if upload.process == self.process and upload.request.sha256 not in left:
                 self.blobs.unpin(upload.request.sha256)
                 if upload.completed is None:
