@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from rack.systems.describing import describe
 from region.images.naming import FILETYPES, FROM_SOURCES, UploadInvalid, checked_upload, image_of
 from region.images.uploads import UploadStore
 from region.upstream.values import UPLOADS
@@ -48,7 +49,16 @@ class NameTests(SynchronousTestCase):
 
     def test_a_bare_name_is_a_custom_image(self) -> None:
         request = checked_upload("mine", "amd64", SHA, 5)
-        self.assertEqual((request.name, request.subarch, request.title), ("custom/mine", "generic", "mine"))
+        self.assertEqual((request.name, request.subarch, request.title), ("custom/mine", "generic", ""))
+
+    def test_what_has_no_title_is_called_as_the_rack_s_driver_has_it(self) -> None:
+        for name, title, expected in (
+            ("windows/win2022", "", "Windows Server 2022"),
+            ("windows/win2022", "Ours", "Ours"),
+            ("custom/mine", "", "mine"),
+        ):
+            made = image_of(checked_upload(name, "amd64", SHA, 5, title=title), "1")
+            self.assertEqual(describe(Manifest([made]), made.os, made.release).title, expected)
 
     def test_what_a_source_gives_cannot_be_uploaded_under_the_same_name(self) -> None:
         published = Manifest([image("centos70", os="centos")])

@@ -43,7 +43,8 @@ class UploadInvalid(ValueError):
 
 @frozen
 class UploadRequest:
-    """An image to be uploaded, checked. ``filetype`` is a key of :data:`FILETYPES`, ``size`` in bytes."""
+    """An image to be uploaded, checked. ``title`` may be empty; ``filetype`` is a key of :data:`FILETYPES`, ``size`` in
+    bytes."""
 
     os: str
     release: str
@@ -102,9 +103,7 @@ def checked_upload(
         raise UploadInvalid("sha256", f"'{sha256[:80]}' is not a sha256: 64 hexadecimal digits.")
     if not 1 <= size <= MAX_FILE_SIZE:
         raise UploadInvalid("size", f"{size} is not the size of an image: a number of bytes from 1 to {MAX_FILE_SIZE}.")
-    return UploadRequest(
-        os, release, arch, subarch or "generic", title or release, kind, base_image, sha256.lower(), size
-    )
+    return UploadRequest(os, release, arch, subarch or "generic", title, kind, base_image, sha256.lower(), size)
 
 
 def _checked_name(name: str, published: Manifest) -> tuple[str, str]:
@@ -141,7 +140,9 @@ def _synced(published: Manifest) -> Sequence[Image]:
 
 def image_of(request: UploadRequest, version: str) -> Image:
     """The image that an upload becomes when all of its content is there."""
-    attributes = {"release_title": request.title, "os_title": request.os}
+    attributes = {"os_title": request.os}
+    if request.title:  # else it is called as a rack's driver for the operating system has it
+        attributes["release_title"] = request.title
     if request.base_image:
         attributes["base_image"] = request.base_image
     ftype = FILETYPES[request.filetype]
