@@ -57,11 +57,16 @@ class Refused(CommandFailed):
             status = Status.NO
         elif code == 401:
             hint = "; check the key (stanchion region apikey makes one)"
+        elif code == 503:
+            # An answer that is meant: what it is waiting for is in it.
+            status = Status.UNREACHABLE
+            retry_after = headers.get("Retry-After", "")
+            hint = f"; try again in {retry_after} s" if retry_after.isascii() and retry_after.isdigit() else ""
         elif code >= 500:
             status = Status.UNREACHABLE
             correlation = headers.get("X-Correlation-Id", "")
             hint = f" (its log has the details under {correlation})" if correlation else ""
-        did = "failed" if code >= 500 else "refuses"
+        did = "refuses" if code < 500 else "cannot do that now" if code == 503 else "failed"
         said = _first_words(text).rstrip(".")
         super().__init__(f"the region {did} ({code} to {method} {url}): {said}{hint}", status)
 

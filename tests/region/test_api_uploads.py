@@ -146,6 +146,9 @@ class ChunkTests(UploadTestCase):
     async def test_an_upload_that_nobody_continues_expires(self) -> None:
         uri = self.file_of(await self.begin())["upload_uri"]
         await self.put(uri, BODY[:1000])
+        await self.database.execute("UPDATE boot_upload SET touched = now() - interval '23 hours'")
+        await self.receiver._expire()
+        self.assertEqual(self.blobs.part_size(SHA), 1000)
         await self.database.execute("UPDATE boot_upload SET touched = now() - interval '25 hours'")
         await self.receiver._expire()
         self.assertEqual(await self.uploads.list(), ())

@@ -123,7 +123,7 @@ class TestReleases(CommandCase):
         self.assertEqual(self.stanchion("releases")[1], "Generation 3 lists no release.\n")
 
     def test_a_503_that_is_no_list_is_an_error(self):
-        self.region.answers["GET", "releases/"] = Told("the database is away", 503, {"X-Correlation-Id": "c1"})
+        self.region.answers["GET", "releases/"] = Told("the database is away, see c1 in the log", 503)
         status, output, errors = self.stanchion("releases")
         self.assertEqual((status, output), (3, ""))
         self.assertIn("the database is away", errors)

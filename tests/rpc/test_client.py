@@ -82,6 +82,9 @@ class TestClient(SynchronousTestCase):
         self.assertEqual(error.status, Status.UNREACHABLE)
 
     def test_the_exit_status_follows_the_code(self):
+        error = self.refused(Told("rack-1 has not said.", 503, {"X-Correlation-Id": "abc123", "Retry-After": "10"}))
+        self.assertIn("the region cannot do that now (503 to GET ", str(error))
+        self.assertTrue(str(error).endswith(": rack-1 has not said; try again in 10 s"), str(error))
         for code, status in [(401, 2), (400, 2), (404, 1), (409, 1), (500, 3), (503, 3)]:
             with self.subTest(code):
                 self.assertEqual(self.refused(Told("no", code)).status, status)
