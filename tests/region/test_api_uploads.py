@@ -286,3 +286,20 @@ class VerificationTests(StoresTestCase):
         self.assertRegex(after["ended"], r"^20\d\d-\d\d-\d\dT")
         response = await self.ask("POST", "image-verification/", **form(rate=0))
         self.assertEqual(response.json, {"rate": ["0 is less than 1."]})
+
+    async def test_a_file_that_was_found_damaged_is_not_complete_until_it_is_there_again(self) -> None:
+        await self.publish(image(NOBLE))
+        (noble,) = (await self.ask("GET", "boot-resources/")).json
+        (files,) = [each["files"] for each in (await self.ask("GET", noble["resource_uri"])).json["sets"].values()]
+        sha256 = files["squashfs"]["sha256"]
+        self.blobs.prepare()
+        self.blobs.path(sha256).write_bytes(b"rot")
+        self.blobs.verify(sha256, 3, thorough=True)
+        self.flushLoggedErrors()
+        (found,) = (await self.ask("GET", noble["resource_uri"])).json["sets"].values()
+        self.assertEqual({name: file["complete"] for name, file in found["files"].items()},
+                         {"boot-initrd": True, "boot-kernel": True, "squashfs": False})  # fmt: skip
+        self.assertFalse(found["complete"])
+        self.blobs._book().repaired(sha256)
+        (found,) = (await self.ask("GET", noble["resource_uri"])).json["sets"].values()
+        self.assertTrue(found["complete"] and found["files"]["squashfs"]["complete"])

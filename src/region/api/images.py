@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -60,7 +60,8 @@ async def read_resource(parts: Parts, call: Call) -> Reply:
             assert generation is not None, "the image is of a generation"
             updates, deployed = await parts.history.updates(generation), await parts.nodes.deployed()
             found = _resource(image, generation, updates, deployed)
-            sets[image.version] = _set(image)
+            damaged = {each["sha256"] for each in parts.verifier.status["not_repaired"]}
+            sets[image.version] = _set(image, damaged)
     for upload in await parts.uploads.list():
         if resource_id(upload.image) == wanted:
             found = found or uploaded_resource(upload)
@@ -134,20 +135,21 @@ def described(image: Image) -> dict[str, Any]:
     return found
 
 
-def _set(image: Image) -> dict[str, Any]:
-    # What is published is complete: an image is in a generation only if every file of it was verified.
+def _set(image: Image, damaged: Collection[str] = ()) -> dict[str, Any]:
+    # An image is in a generation only if every file of it was verified; but disks change bytes, and then it is fetched
+    # again. Racks may hold it whole all the same.
     return {
         "version": image.version,
         "label": image.label,
         "size": image.size,
-        "complete": True,
+        "complete": all(file.sha256 not in damaged for file in image.files),
         "files": {
             file.name: {
                 "filename": file.name,
                 "filetype": file.ftype,
                 "sha256": file.sha256,
                 "size": file.size,
-                "complete": True,
+                "complete": file.sha256 not in damaged,
             }
             for file in image.files
         },
