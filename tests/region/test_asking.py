@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from attrs import define, evolve, frozen
@@ -163,6 +163,19 @@ class Asking(SynchronousTestCase):
         answer = self.round(asker).answers["a"]
         self.assertEqual((set(answer.last_targets), answer.last_generation), ({NOBLE}, 3))
         self.assertEqual(answer.silent_since, 1050.0)
+
+    def test_a_rack_is_not_silent_since_before_it_was_connected_or_reported(self) -> None:
+        links = FakeLinks(a=TimedOut(2.0), b=TimedOut(2.0))
+        linked = links.links.pop("a")
+        asker = self.asker(links)
+        self.assertEqual(self.round(asker).answers["b"].silent_since, 1000.0)
+        self.clock.advance(50)
+        links.links["a"] = linked
+        links.racks["b"] = evolve(links.racks["b"], reported=datetime.fromtimestamp(1020, UTC))
+        for _ in range(2):
+            answers = self.round(asker).answers
+            self.assertEqual([answers[name].silent_since for name in "ab"], [1050.0, 1050.0])
+            self.clock.advance(50)
 
     def test_the_older_of_what_was_answered_and_reported_counts_for_a_silent_rack(self) -> None:
         links = FakeLinks(a=holding(catalogue([NOBLE]), 3))

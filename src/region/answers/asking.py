@@ -313,7 +313,10 @@ class Asker:
                 return before
             memory.catalogue, memory.generation = outcome.value.catalogue, outcome.value.generation
             memory.reported, memory.silent_since = rack.digest, None
-        elif memory.silent_since is None:
+        elif isinstance(outcome, NotConnected):
+            memory.silent_since = None  # since when that is, the links know
+        elif memory.silent_since is None or _seconds(rack.reported) > memory.silent_since:
+            # What has reported meanwhile was not silent then.
             memory.silent_since = self._clock.seconds()
         # The older of what it answered and what it reported: a silent rack may hold that, or anything newer.
         known = [number for number in (memory.generation, rack.generation) if number is not None and number >= 0]
@@ -336,6 +339,10 @@ class Asker:
         # Likewise for one that is as silent as it was.
         memory.answer = before if before is not None and before == answer else answer
         return memory.answer
+
+
+def _seconds(moment: datetime | None) -> float:
+    return moment.timestamp() if moment is not None else 0.0
 
 
 def _number(generation: int) -> int | None:
