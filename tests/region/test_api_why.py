@@ -291,7 +291,7 @@ class TestRacks(WhyTestCase):
         self.assertEqual(self.architecture()["racks"][0]["generation"], 2)
         # What that was, nobody remembers: then it is not said that it held it, nor that it did not.
         self.racks.racks["aaaaaa"] = evolve(self.racks.racks["aaaaaa"], generation=2, digest="0" * 64)
-        self.assertIn("it was at generation 2; it may hold it by now.", self.says())
+        self.assertIn("it was at generation 2, which lists it; it may hold it still.", self.says())
 
     def test_one_that_fails_and_of_which_nothing_was_ever_known(self) -> None:
         self.racks.add("aaaaaa", self.new, -1).outcome = Failed("Unhandled", "reference 42")

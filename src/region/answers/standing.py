@@ -94,7 +94,7 @@ def standing(rack: RackAnswer, target: Target, published: Published, may_hold: b
     :param may_hold: of a rack that does not answer, whether it can hold the target.
     """
     if rack.held is None:
-        return f"Does not answer: {silence(rack)}. {_last_known(rack, target, may_hold)}"
+        return f"Does not answer: {silence(rack)}. {_last_known(rack, target, published, may_hold)}"
     images = rack.held.catalogue.targets.get(target, ())
     if images:
         return f"Holds {_versions(images)}, in {_generation(rack.held)}{_and_does(rack, published)}."
@@ -121,7 +121,7 @@ def _and_does(rack: RackAnswer, published: Published) -> str:
     return f", {_activity(rack, published)}"
 
 
-def _last_known(rack: RackAnswer, target: Target, may_hold: bool) -> str:
+def _last_known(rack: RackAnswer, target: Target, published: Published, may_hold: bool) -> str:
     heard = f" at {when(rack.reported)}" if rack.reported is not None else ""
     if rack.known_generation is None:
         known = f"When it last reported{heard}, it held nothing" if heard else "What it holds was never known"
@@ -129,6 +129,8 @@ def _last_known(rack: RackAnswer, target: Target, may_hold: bool) -> str:
         return f"When last known{heard}, it held it, in generation {rack.known_generation}."
     else:
         known = f"When last known{heard}, it was at generation {rack.known_generation}"
+        if may_hold and target in published.listed.get(rack.known_generation, ()):
+            return f"{known}, which lists it; it may hold it still."
     return f"{known}; it {'may hold it by now' if may_hold else 'cannot hold it, for nothing since then lists it'}."
 
 
