@@ -42,8 +42,8 @@ Report = Callable[[str, bytes, float, CallFailed | DeclaredError], object]
 """Makes known that a call failed, given the command's name, the ask, the seconds and the error."""
 
 _ASK: Final = b"\0\4" + amp.ASK
-_ANSWER: Final = b"\0\7" + amp.ANSWER
-_TAG: Final = len(_ANSWER) + 2
+_ANSWER: Final = b"\0\7" + amp.ANSWER + b"\0"  # and the first byte of its length: no number has 256 bytes
+_TAG: Final = len(_ANSWER) + 1
 
 MOST_ALIKE: Final = 64
 """Answers that are remembered, to be known again; a fleet that is up to date has one."""
@@ -74,22 +74,32 @@ class Alike:
             self._results[rest] = result
 
 
-class _Ask:
-    __slots__ = ("alike", "command", "done", "started", "timer")
+class Question:
+    """What one peer is asked, or many at the same moment: all that asking them has in common.
+
+    :param started: that moment, in the seconds of the links' clock.
+    :param done: called with the key of each that was asked, what asking it ended with, and after how many seconds.
+    :param alike: what was answered to the same command by others.
+    """
+
+    __slots__ = ("alike", "command", "done", "started")
 
     def __init__(
         self,
         command: type[Command],
         started: float,
-        timer: IDelayedCall | None,
-        done: Callable[[Result], object],
-        alike: Alike | None,
+        done: Callable[[Any, Result, float], object],
+        alike: Alike | None = None,
     ) -> None:
         self.command = command
         self.started = started
-        self.timer = timer
         self.done = done
         self.alike = alike
+
+
+_Ask = tuple[Question, Any, IDelayedCall | None]
+"""An ask under way: what is asked, the key of who is asked, and the deadline's timer. Many begin at the same moment,
+and a tuple costs least."""
 
 
 def encode(command: type[Command], arguments: Mapping[str, Any]) -> bytes:
@@ -136,23 +146,21 @@ class Asks:
 
     def start(
         self,
-        command: type[Command],
+        question: Question,
+        key: Any,
         request: bytes,
         deadline: float | None,
-        done: Callable[[Result], object],
         write: Callable[[bytes], object],
-        alike: Alike | None = None,
     ) -> bytes:
-        """Write what :func:`encode` made, and call ``done`` when the call has ended.
+        """Write what :func:`encode` made of the question, and call its ``done`` with ``key`` when the call has ended.
 
         :param deadline: seconds; None if the caller ends the ask itself, by :meth:`expire`.
-        :param alike: what was answered to the same command by others.
         :return: the ask's number.
         """
         self.made += 1
         tag = b"%x" % self.made
         timer = None if deadline is None else self._clock.callLater(deadline, self.expire, tag, deadline)
-        self._asks[tag] = _Ask(command, self._clock.seconds(), timer, done, alike)
+        self._asks[tag] = (question, key, timer)
         write(_ASK + len(tag).to_bytes(2, "big") + tag + request)
         return tag
 
@@ -163,8 +171,8 @@ class Asks:
     def forget(self, tag: bytes) -> None:
         """The caller gave up: that is no failure, and the answer, if it comes, is of no interest."""
         ask = self._asks.pop(tag, None)
-        if ask is not None and ask.timer is not None and ask.timer.active():
-            ask.timer.cancel()
+        if ask is not None:
+            _stop(ask[2])
 
     def lost(self, error: Callable[[], LinkLost]) -> None:
         """No answer will come any more: end every call, each with an error of its own."""
@@ -177,23 +185,23 @@ class Asks:
         if ask is None:
             return self._unexpected(tag)
         try:
-            values = ask.command.answer_schema.load(box)
+            values = ask[0].command.answer_schema.load(box)
         except Malformed as error:
             self._end(tag, AnswerMalformed(f"the answer cannot be read: {error}"))
             return True
-        if ask.alike is not None:
-            ask.alike.add(box, values)
+        if (alike := ask[0].alike) is not None:
+            alike.add(box, values)
         self._end(tag, values)
         return True
 
     def answered_alike(self, data: bytes) -> bool:
         """Take ``data`` if it is one answer, no more and no less, that says what another peer has answered before."""
-        if not data.startswith(_ANSWER):
+        if not data.startswith(_ANSWER) or len(data) < _TAG:
             return False
-        stop = _TAG + int.from_bytes(data[_TAG - 2 : _TAG], "big")
+        stop = _TAG + data[_TAG - 1]
         tag = data[_TAG:stop]
         ask = self._asks.get(tag)
-        if ask is None or ask.alike is None or (result := ask.alike.get(data[stop:])) is None:
+        if ask is None or (alike := ask[0].alike) is None or (result := alike.get(data[stop:])) is None:
             return False
         self._end(tag, result)
         return True
@@ -203,7 +211,7 @@ class Asks:
         ask = self._asks.get(tag)
         if ask is None:
             return self._unexpected(tag)
-        self._end(tag, _error(ask.command, box))
+        self._end(tag, _error(ask[0].command, box))
         return True
 
     def _unexpected(self, tag: bytes) -> bool:
@@ -220,14 +228,20 @@ class Asks:
         ask = self._asks.pop(tag, None)
         if ask is None:
             return
-        if ask.timer is not None and ask.timer.active():
-            ask.timer.cancel()
-        seconds = self._clock.seconds() - ask.started
+        question, key, timer = ask
+        if timer is not None:
+            _stop(timer)
+        seconds = self._clock.seconds() - question.started
         if isinstance(result, dict):
-            CALLS.answered(ask.command.__name__, "out", seconds)
+            CALLS.answered(question.command.__name__, "out", seconds)
         else:
-            self._report(ask.command.__name__, tag, seconds, result)
-        ask.done(result)
+            self._report(question.command.__name__, tag, seconds, result)
+        question.done(key, result, seconds)
+
+
+def _stop(timer: IDelayedCall | None) -> None:
+    if timer is not None and timer.active():
+        timer.cancel()
 
 
 def _error(command: type[Command], box: Box) -> CallFailed | DeclaredError:

@@ -45,6 +45,10 @@ class Life(enum.Enum):
     LOST = "lost"
 
 
+READY: Final = Life.READY
+"""For where it is looked up for each box: an enumeration's members take four times as long."""
+
+
 @implementer(IHandshakeListener, IPushProducer)
 class Connection(amp.AMP):
     """What is common to both directions of a link; :class:`rpc.protocol.Link` is made of it.

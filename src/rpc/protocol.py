@@ -17,10 +17,10 @@ from twisted.logger import Logger
 from twisted.protocols import amp
 from twisted.python.failure import Failure
 
-from rpc.asks import MAX_DESCRIPTION, REFERENCE, Alike, Asks, Result, encode, outcome_of
+from rpc.asks import MAX_DESCRIPTION, REFERENCE, Asks, Question, Result, encode, outcome_of
 from rpc.boxes import END, MAX_ANONYMOUS_BOX, MAX_BOX, MAX_UNREGISTERED_BOX, BadBox, Parser, pairs
 from rpc.commands import BY_NAME, Command, DeclaredError, Ping, Register
-from rpc.connection import ANONYMOUS_SECONDS, CLOSING_SECONDS, HANDSHAKE_SECONDS, Connection, Life
+from rpc.connection import ANONYMOUS_SECONDS, CLOSING_SECONDS, HANDSHAKE_SECONDS, READY, Connection, Life
 from rpc.failures import (
     AnswerMalformed,
     ArgumentsInvalid,
@@ -171,21 +171,28 @@ class Link(Connection):
         request: bytes,
         deadline: float | None,
         done: Callable[[Result], object],
-        alike: Alike | None = None,
     ) -> bytes | None:
         """Send what :func:`rpc.asks.encode` made. ``done`` is called once, perhaps before this returns None.
 
         :param deadline: seconds; None if the caller ends the ask itself.
-        :param alike: the answers of others that are asked the same command with it.
         :return: the ask's number.
         """
-        if self.life is not Life.READY or command.since > self.version or len(self.asks) >= MAX_CALLS:
+        return self.put(Question(command, self.clock.seconds(), _done), done, request, deadline)
+
+    def put(self, question: Question, key: Any, request: bytes, deadline: float | None = None) -> bytes | None:
+        """As :meth:`send`, for a question that is put to others too: its ``done`` is called, with ``key``.
+
+        :param deadline: seconds; None if the caller ends the ask itself.
+        :return: the ask's number, or None if it has ended already.
+        """
+        command = question.command
+        if self.life is not READY or command.since > self.version or len(self.asks) >= MAX_CALLS:
             obstacle = self._obstacle(command)
             if obstacle is not None:
                 self.report(command.__name__, "out", b"", 0.0, obstacle)
-                done(obstacle)
+                question.done(key, obstacle, 0.0)
                 return None
-        return self.asks.start(command, request, deadline, done, self._write, alike)
+        return self.asks.start(question, key, request, deadline, self._write)
 
     def _obstacle(self, command: type[Command]) -> CallFailed | None:
         if self.life is Life.HANDSHAKE:
@@ -217,7 +224,7 @@ class Link(Connection):
 
     def dataReceived(self, data: bytes) -> None:
         """Take bytes from the transport."""
-        if self.life is not Life.READY:
+        if self.life is not READY:
             return  # the link is ending: TLS gives no data before the handshake is done
         if self._resting is not None:
             self._late += data  # what TLS had taken in already; TCP reads no more
@@ -263,7 +270,7 @@ class Link(Connection):
             raise BadBox(f"a box that is neither ask, answer nor error: {sorted(box)[:5]!r}")
         if not awaited:
             log.info("{peer} answered ask {ask} when nobody waited any more", peer=str(self.peer), ask=tag)
-        return self.life is Life.READY and self.clock.seconds() < self._turn_ends
+        return self.life is READY and self.clock.seconds() < self._turn_ends
 
     # Answering.
 
@@ -305,13 +312,13 @@ class Link(Connection):
         else:
             answer = _ANSWER + len(tag).to_bytes(2, "big") + tag + answer + END
             seconds = self.clock.seconds() - started
-            if self.life is Life.READY:
+            if self.life is READY:
                 CALLS.answered(name.decode("ascii"), "in", seconds)
             else:
                 self.report(name.decode("ascii"), "in", tag, seconds, self._lost_error())
         finally:
             self._answering -= 1
-        if self.life is Life.READY:
+        if self.life is READY:
             self._write(answer)
 
     def _count_refusal(self) -> None:
@@ -360,6 +367,11 @@ class Link(Connection):
     def callRemote(self, commandType: Any, *arguments: Any, **keywords: Any) -> Any:
         """Refuse: AMP's own call has no deadline and is not reported."""
         raise TypeError("use call() or ask(): callRemote has no deadline, and what fails in it goes unreported")
+
+
+def _done(done: Callable[[Result], object], result: Result, seconds: float) -> None:
+    """End a question to one peer: the key that it was put under is what to call."""
+    done(result)
 
 
 _REPORTER: Final = Reporter()

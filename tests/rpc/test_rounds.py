@@ -97,6 +97,16 @@ class RoundTests(SynchronousTestCase):
         self.assertTrue(all(isinstance(outcome, Answered) for outcome in self.successResultOf(asked).values()))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_seconds_are_counted_from_when_a_peer_was_asked(self) -> None:
+        for number in range(AT_ONCE + 1):
+            self.rack(f"rack{number}", self.answers)
+        asked = self.ask()
+        self.clock.advance(1)  # the last is asked only then
+        self.clock.advance(2)
+        self.flush()
+        seconds = [outcome.seconds for outcome in self.successResultOf(asked).values()]
+        self.assertEqual(seconds, [3.0] * AT_ONCE + [2.0])
+
     def test_a_round_over_nobody_is_over(self) -> None:
         self.assertEqual(self.successResultOf(self.ask()), {})
 
