@@ -12,12 +12,13 @@ from typing import Any, Final
 
 from OpenSSL import SSL
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IListeningPort
+from twisted.internet.interfaces import IListeningPort, ITransport
+from twisted.internet.protocol import connectionDone
 from twisted.internet.tcp import Port, Server
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 
-from rpc.connection import Connection, Life
+from rpc.connection import READY, Connection
 
 HEADER: Final = 5
 """Bytes before a record's contents; the last two are the contents' length (RFC 8446, 5.1)."""
@@ -61,6 +62,33 @@ class Boundaries:
         return False
 
 
+class _Usual(Boundaries):
+    """What the usual case needs of one link: itself, its OpenSSL connection and its socket's transport; ``link`` is
+    None while that case cannot be.
+
+    It is all in one place because of what it costs to find it otherwise: Twisted's wrapper hands on what it does not
+    know itself, so that Python looks up each of its attributes in the slow way.
+    """
+
+    __slots__ = ("connection", "link", "transport")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.link: Connection | None = None
+        self.connection: Any = None
+        self.transport: Any = None
+
+    def flush(self, size: int = MAX_READ) -> None:
+        """Send what OpenSSL has for the peer: some ``size`` bytes, as a rule."""
+        try:
+            record = self.connection.bio_read(size)
+        except SSL.WantReadError:
+            return
+        self.transport.write(record)
+        if len(record) == size:
+            self.flush()  # there may be more
+
+
 class LinkTLS(TLSMemoryBIOProtocol):
     """The TLS of one link, whose wrapped protocol is a :class:`~rpc.connection.Connection`.
 
@@ -71,22 +99,35 @@ class LinkTLS(TLSMemoryBIOProtocol):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)  # type: ignore[no-untyped-call]  # Twisted's has no annotations
-        self._boundaries = Boundaries()
-        self._link = self.wrappedProtocol if isinstance(self.wrappedProtocol, Connection) else None
+        self._usual = _Usual()
+
+    def makeConnection(self, transport: ITransport) -> None:
+        """Begin the handshake."""
+        super().makeConnection(transport)  # type: ignore[no-untyped-call]  # Twisted's has no annotations
+        if isinstance(self.wrappedProtocol, Connection):
+            self._usual.connection = self.getHandle()  # type: ignore[no-untyped-call]  # Twisted's has no annotations
+            self._usual.transport = transport
+            self._usual.link = self.wrappedProtocol
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Tell the link, and let go of what would refer to each other in a circle."""
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]  # Twisted's has no annotations
+        self._usual = _Usual()
 
     def dataReceived(self, data: bytes) -> None:
         """Take bytes from the socket."""
-        link = self._link
-        if not self._boundaries.is_one(data) or link is None or link.life is not Life.READY:
+        usual = self._usual
+        link = usual.link
+        if not usual.is_one(data) or link is None or link.life is not READY:
             super().dataReceived(data)  # type: ignore[no-untyped-call]  # Twisted's has no annotations
             return
-        connection = self.getHandle()  # type: ignore[no-untyped-call]  # Twisted's has no annotations
+        connection = usual.connection
         connection.bio_write(data)
         try:
             plain = connection.recv(len(data))  # a record is longer than what is in it
         except SSL.WantReadError:
             # A message of TLS's own, padded: that may want an answer.
-            self._send(connection)
+            usual.flush()
         except SSL.ZeroReturnError:
             self.failVerification(Failure(ConnectionDone()))  # type: ignore[no-untyped-call]  # Twisted's has no annotations
         except SSL.Error:
@@ -96,34 +137,24 @@ class LinkTLS(TLSMemoryBIOProtocol):
 
     def write(self, data: bytes) -> None:
         """Encrypt and send ``data``."""
-        link = self._link
-        if link is None or link.life is not Life.READY:
+        usual = self._usual
+        if (link := usual.link) is None or link.life is not READY:
             super().write(data)  # type: ignore[no-untyped-call]  # Twisted's has no annotations
             return
-        connection = self.getHandle()  # type: ignore[no-untyped-call]  # Twisted's has no annotations
+        connection = usual.connection
         start = 0
         while start < len(data):
             try:
                 start += connection.send(data[start : start + MAX_PLAIN] if len(data) > MAX_PLAIN else data)
             except SSL.WantReadError:
                 # OpenSSL wants to hear from the peer first. Twisted keeps what waits, and all that comes after it.
-                self._link = None
+                usual.link = None
                 super().write(data[start:])  # type: ignore[no-untyped-call]  # Twisted's has no annotations
                 return
             except SSL.Error:
                 self.failVerification(Failure())  # type: ignore[no-untyped-call]  # Twisted's has no annotations
                 return
-            self._send(connection, min(len(data), MAX_PLAIN) + MARGIN)
-
-    def _send(self, connection: SSL.Connection, size: int = MAX_READ) -> None:
-        """Send what OpenSSL has for the peer: some ``size`` bytes, as a rule."""
-        try:
-            record = connection.bio_read(size)
-        except SSL.WantReadError:
-            return
-        self.transport.write(record)  # type: ignore[union-attr]  # there is one while the link is ready
-        if len(record) == size:
-            self._send(connection)  # there may be more
+            usual.flush(min(len(data), MAX_PLAIN) + MARGIN)
 
 
 class PromptServer(Server):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import socket
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -299,3 +301,17 @@ class LinkTests(TlsTestCase):
         await call
         await ended
         self.assertIs(rack.life, Life.LOST)
+
+    async def test_what_a_lost_link_took_is_given_back_at_once(self) -> None:
+        # Not only when Python next looks for what refers to each other in a circle, which the region has it do seldom.
+        region, rack = await self.linked()
+        self.region_links.clear()
+        handle = weakref.ref(region.transport.getHandle())
+        gc.disable()
+        self.addCleanup(gc.enable)
+        ended = self.ended(region)
+        rack.close()
+        await ended
+        del region
+        await deferLater(reactor, 0)
+        self.assertIsNone(handle())
