@@ -73,6 +73,11 @@ class Link(Connection):
     :param patience: seconds that a ping's answer may take.
     """
 
+    __slots__ = (
+        "_answering", "_interval", "_late", "_parser", "_patience", "_refused", "_reporter", "_resting", "_turn_ends",
+        "asks", "responders",
+    )  # fmt: skip
+
     def __init__(
         self,
         responders: Responders,

@@ -538,6 +538,15 @@ class AnythingTests(SynchronousTestCase):
         self.assertEqual(clock.getDelayedCalls(), [])
 
 
+class MemoryTests(Pair):
+    def test_a_link_has_no_table_of_names_of_its_own(self) -> None:
+        # As it would have with more than 30 attributes that are not in slots: over a kilobyte for each link.
+        self.link()
+        known = {*vars(amp.AMP()), "transport"}
+        self.assertEqual(set(vars(self.region)) - known, set())
+        self.assertLess(len(known), 30)
+
+
 class PingTests(Pair):
     def test_each_end_pings_the_other(self) -> None:
         self.link(interval=10.0, patience=5.0)
