@@ -22,7 +22,7 @@ RACKS = 1000
 KIB = 1024
 SECONDS = 2.0
 IDLE_SECONDS = 20.0
-ROUNDS = 5
+ROUNDS = 15
 
 
 def measure(scratch: Path, racks: int = RACKS) -> Iterator[Figure]:
