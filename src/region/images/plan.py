@@ -257,7 +257,8 @@ def assemble(plan: Plan, previous: Manifest, verified: Collection[str], failures
         if offer:
             missing = _missing(offer.image, verified)
             if not missing:
-                images.append(offer.image)
+                # An image that stays as it is stays the same object, with what was computed of it.
+                images.append(old if old == offer.image else offer.image)
                 changes.extend(_difference(old, offer.image))
                 continue
             stated = [(file, failures.get(file.sha256) or "it was not fetched") for file in missing]
