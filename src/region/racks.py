@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 import psycopg2.errors
-from attrs import evolve, field, frozen
+from attrs import asdict, evolve, field, frozen
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -22,6 +22,7 @@ from twisted.python.failure import Failure
 
 from region.database import DatabaseUnavailable
 from region.database.pool import Database, Transaction
+from region.together import Together
 from rpc.commands import Ping
 from rpc.outcomes import Answered
 from rpc.protocol import PING_PATIENCE, Life, Link
@@ -73,6 +74,16 @@ class Rack:
     state: str = "unknown"
     progress: Mapping[str, Any] = field(factory=dict)
     reported: datetime | None = None
+
+
+@frozen
+class Report:
+    """What a rack says that it holds, and how it is getting on."""
+
+    generation: int | None
+    digest: str | None
+    state: str
+    progress: Mapping[str, Any]
 
 
 _SELECT: Final = """
@@ -164,25 +175,33 @@ class RackStore:
             "UPDATE rack SET last_disconnected = now() WHERE system_id = ANY(%s)", (list(system_ids),)
         )
 
-    async def report(
-        self, system_id: str, generation: int | None, digest: str | None, state: str, progress: Mapping[str, Any]
-    ) -> None:
-        """Store what a rack reported; returns when it is committed.
+    async def report(self, reports: Mapping[str, Report]) -> frozenset[str]:
+        """Store what racks, by system id, reported; returns when it is committed.
 
-        :raises RackRefused: if it is not enrolled: it may have been forgotten since it sent that.
+        :return: those that it is stored of. The others are not enrolled: they may have been forgotten meanwhile.
         """
-        try:
-            await self._database.execute(
-                """
-                INSERT INTO rack_inventory (system_id, generation, digest, state, progress, reported)
-                VALUES (%s, %s, %s, %s, %s, now())
-                ON CONFLICT (system_id) DO UPDATE SET generation = EXCLUDED.generation, digest = EXCLUDED.digest,
-                    state = EXCLUDED.state, progress = EXCLUDED.progress, reported = EXCLUDED.reported
-                """,
-                (system_id, generation, digest, state, json.dumps(progress)),
-            )
-        except psycopg2.errors.ForeignKeyViolation as error:
-            raise RackRefused(_not_enrolled(system_id)) from error
+        # Every region process stores in the same order, so that none waits for another that waits for it; and a rack
+        # that is there stays until its report is.
+        rows = await self._database.query(
+            """
+            INSERT INTO rack_inventory (system_id, generation, digest, state, progress, reported)
+            SELECT id, said.generation, said.digest, said.state, said.progress::jsonb, now()
+            FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[])
+                 AS said (id, generation, digest, state, progress)
+            JOIN rack ON rack.system_id = said.id ORDER BY id FOR KEY SHARE OF rack
+            ON CONFLICT (system_id) DO UPDATE SET generation = EXCLUDED.generation, digest = EXCLUDED.digest,
+                state = EXCLUDED.state, progress = EXCLUDED.progress, reported = EXCLUDED.reported
+            RETURNING system_id
+            """,
+            (
+                list(reports),
+                [report.generation for report in reports.values()],
+                [report.digest for report in reports.values()],
+                [report.state for report in reports.values()],
+                [json.dumps(report.progress) for report in reports.values()],
+            ),
+        )
+        return frozenset(system_id for (system_id,) in rows)
 
 
 def _not_enrolled(system_id: str) -> str:
@@ -260,9 +279,8 @@ class RackRegistry:
         # What is stored and what is shown change together, in the same order: a slow reading of the table must not
         # put back what a report has replaced meanwhile.
         self._order = DeferredLock()
-        # Registrations that wait to be recorded: each rack's version, and whom to tell.
-        self._versions: dict[str, str] = {}
-        self._waiting: list[Deferred[None]] = []
+        self._registrations = Together(self._order, self._record)
+        self._reports = Together(self._order, self._report)
 
     async def refresh(self) -> None:
         """Read the table again, replace the mapping at once, and close links of racks that are gone from it."""
@@ -327,7 +345,7 @@ class RackRegistry:
             raise RackRefused(_not_enrolled(system_id))
         while True:
             await self._make_room(rack, link, turn)
-            await self._record(system_id, version)
+            await self._registrations.bring(system_id, version)
             if not self._is_in_the_way(system_id, link, turn):
                 break  # otherwise a link of another instance came meanwhile
         # From here on nothing waits: what is decided is done.
@@ -346,33 +364,12 @@ class RackRegistry:
             older.close("the rack registered anew")
         return self._racks[system_id]
 
-    def _record(self, system_id: str, version: str) -> Deferred[None]:
-        """Record that the rack connected. Those that have to wait for something else are recorded in one statement."""
-        mine: Deferred[None] = Deferred()
-        self._waiting.append(mine)
-        self._versions[system_id] = version
-        if len(self._waiting) == 1:
-            recording = Deferred.fromCoroutine(self._record_all())
-            recording.addErrback(lambda reason: log.failure("Registrations could not be ended", reason))
-        return mine
-
-    async def _record_all(self) -> None:
-        error: Exception | None = None
-        async with self._order:
-            versions, self._versions = self._versions, {}
-            waiting, self._waiting = self._waiting, []
-            try:
-                await self.store.connected(versions)
-            except Exception as failed:  # noqa: BLE001  # each registration fails with it
-                error = failed
-            else:
-                for system_id, version in versions.items():
-                    self._change(system_id, version=version, last_connected=self._now())
-        for each in waiting:
-            if error is None:
-                each.callback(None)
-            else:
-                each.errback(Failure(error))
+    async def _record(self, versions: Mapping[str, str]) -> Mapping[str, Exception]:
+        """Record that racks connected, and with which version."""
+        await self.store.connected(versions)
+        connected = self._now()
+        self._change({rack: {"version": version, "last_connected": connected} for rack, version in versions.items()})
+        return {}
 
     def _is_in_the_way(self, system_id: str, link: Link, turn: _Turn) -> bool:
         """Whether there is a link of another instance of the rack than the one that registers on ``link``."""
@@ -410,11 +407,11 @@ class RackRegistry:
             return
         self._forget(system_id)
         ended = self._now()
-        self._change(system_id, last_disconnected=ended)
+        self._change({system_id: {"last_disconnected": ended}})
         async with self._order:
             await self.store.disconnected(system_id)
             # A reading of the table that was under way has put back what was there before.
-            self._change(system_id, last_disconnected=ended)
+            self._change({system_id: {"last_disconnected": ended}})
 
     async def report(
         self, system_id: str, generation: int | None, digest: str | None, state: str, progress: Mapping[str, Any]
@@ -423,11 +420,13 @@ class RackRegistry:
 
         :raises RackRefused: if it is not enrolled any more.
         """
-        async with self._order:
-            await self.store.report(system_id, generation, digest, state, progress)
-            self._change(
-                system_id, generation=generation, digest=digest, state=state, progress=progress, reported=self._now()
-            )
+        await self._reports.bring(system_id, Report(generation, digest, state, progress))
+
+    async def _report(self, reports: Mapping[str, Report]) -> Mapping[str, Exception]:
+        stored = await self.store.report(reports)
+        reported = self._now()
+        self._change({rack: {**asdict(reports[rack], recurse=False), "reported": reported} for rack in stored})
+        return {rack: RackRefused(_not_enrolled(rack)) for rack in reports if rack not in stored}
 
     async def close(self) -> None:
         """Close every link, because the region is stopping, and record that while there is a database to do it in."""
@@ -448,9 +447,10 @@ class RackRegistry:
         del self._links[system_id], self._turns[system_id]
         self._connections.unlinked(system_id)
 
-    def _change(self, system_id: str, **changes: Any) -> None:
-        if system_id in self._racks:
-            self._racks = {**self._racks, system_id: evolve(self._racks[system_id], **changes)}
+    def _change(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        known = {rack: evolve(self._racks[rack], **what) for rack, what in changes.items() if rack in self._racks}
+        if known:
+            self._racks = {**self._racks, **known}
 
 
 def watch(registry: RackRegistry, database: Database, clock: IReactorTime) -> None:

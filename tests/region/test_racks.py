@@ -10,7 +10,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.database import DatabaseUnavailable
-from region.racks import REFRESH_AGAIN_SECONDS, RackInUse, RackRefused, RackRegistry, RackStore, watch
+from region.database.pool import Transaction
+from region.racks import REFRESH_AGAIN_SECONDS, RackInUse, RackRefused, RackRegistry, RackStore, Report, watch
 from rpc.commands import Ping
 from rpc.outcomes import Answered, Outcome, TimedOut
 from rpc.protocol import Life, Peer
@@ -97,6 +98,95 @@ class RegistryTests(DatabaseTestCase):
         await self.store.forget("aaaaaa")
         with self.assertRaisesRegex(RackRefused, "aaaaaa is not enrolled here"):
             await self.registry.report("aaaaaa", 7, DIGEST, "ready", {})
+
+    async def test_racks_that_report_together_are_stored_together_and_each_as_it_said(self) -> None:
+        ids = [f"c{number:05d}" for number in range(20)]
+        for each in ids:
+            await self.enrol(each, f"many-{each}")
+        stored: list[list[str]] = []
+        store = self.store.report
+
+        async def storing(reports: Any) -> Any:
+            stored.append(list(reports))
+            return await store(reports)
+
+        self.patch(self.store, "report", storing)
+        reporting = [
+            Deferred.fromCoroutine(self.registry.report(each, number, DIGEST, "ready", {"of": each}))
+            for number, each in enumerate(ids, 1)
+        ]
+        for number, (each, reported) in enumerate(zip(ids, reporting, strict=True), 1):
+            await reported
+            rack = self.registry.enrolled()[each]
+            self.assertEqual((rack.generation, rack.progress, rack.reported), (number, {"of": each}, NOW))
+        self.assertEqual(sorted(each for some in stored for each in some), ids)
+        self.assertLess(len(stored), 4)
+        rows = await self.database.query("SELECT system_id, generation, progress FROM rack_inventory ORDER BY 1")
+        self.assertEqual(rows, [(each, number, {"of": each}) for number, each in enumerate(ids, 1)])
+
+    async def test_of_two_reports_of_a_rack_that_wait_the_later_is_what_is_stored(self) -> None:
+        await self.enrol("bbbbbb", "two")
+        reporting = [
+            Deferred.fromCoroutine(self.registry.report(rack, generation, DIGEST, "ready", {}))
+            for rack, generation in [("bbbbbb", 1), ("aaaaaa", 2), ("aaaaaa", 3)]
+        ]
+        for each in reporting:
+            await each
+        self.assertEqual(self.registry.held_generations(), {"aaaaaa": 3, "bbbbbb": 1})
+        rows = await self.database.query("SELECT system_id, generation FROM rack_inventory ORDER BY 1")
+        self.assertEqual(rows, [("aaaaaa", 3), ("bbbbbb", 1)])
+
+    async def test_a_rack_that_was_forgotten_does_not_take_the_reports_of_others_with_it(self) -> None:
+        await self.enrol("bbbbbb", "two")
+        await self.enrol("cccccc", "three")
+        await self.store.forget("bbbbbb")
+        reporting = [
+            Deferred.fromCoroutine(self.registry.report(rack, 7, DIGEST, "ready", {}))
+            for rack in ("cccccc", "bbbbbb", "aaaaaa")
+        ]
+        await reporting[0]
+        with self.assertRaisesRegex(RackRefused, "bbbbbb is not enrolled here"):
+            await reporting[1]
+        await reporting[2]
+        held = self.registry.held_generations()
+        self.assertEqual((held["aaaaaa"], held["cccccc"]), (7, 7))
+
+    async def test_reports_that_cannot_be_stored_fail_each_are_not_shown_and_the_next_is_stored(self) -> None:
+        await self.enrol("bbbbbb", "two")
+        store = self.store.report
+
+        async def away(reports: Any) -> Any:
+            raise DatabaseUnavailable("away")
+
+        self.patch(self.store, "report", away)
+        for reporting in [
+            Deferred.fromCoroutine(self.registry.report(rack, 7, DIGEST, "ready", {})) for rack in ("aaaaaa", "bbbbbb")
+        ]:
+            with self.assertRaises(DatabaseUnavailable):
+                await reporting
+        self.assertEqual(self.registry.held_generations(), {})
+        self.patch(self.store, "report", store)
+        await self.registry.report("aaaaaa", 8, DIGEST, "ready", {})
+        self.assertEqual(self.registry.held_generations(), {"aaaaaa": 8})
+
+    async def test_reports_are_stored_in_one_order_so_that_no_two_processes_wait_for_each_other(self) -> None:
+        report = Report(1, DIGEST, "ready", {})
+        for each in ("cccccc", "bbbbbb"):
+            await self.enrol(each, f"many-{each}")
+            await self.store.report({each: report})
+        waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        write = "UPDATE rack_inventory SET state = 'failed' WHERE system_id = %s"
+
+        async def other_process(transaction: Transaction) -> Deferred[frozenset[str]]:
+            await transaction.execute(write, ("bbbbbb",))
+            storing = Deferred.fromCoroutine(self.store.report({"cccccc": report, "bbbbbb": report}))
+            while not await self.database.query(waiting):
+                pass
+            await transaction.execute(write, ("cccccc",))
+            return storing
+
+        stored = await self.database.transact(other_process)
+        self.assertEqual(await stored, {"bbbbbb", "cccccc"})
 
     async def test_a_refresh_under_way_does_not_put_back_what_a_report_has_replaced(self) -> None:
         refreshing = Deferred.fromCoroutine(self.registry.refresh())
