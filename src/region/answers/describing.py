@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -40,8 +40,14 @@ TOGETHER: Final = 64
 PAUSE: Final = 30.0
 """Seconds for which a rack that could not describe a release is not asked again."""
 
+CATALOGUES: Final = 4
+"""Of how many catalogues it is remembered what racks' words about their releases depend on."""
+
 Release = tuple[str, str]
 """(os, release)"""
+
+Shapes = Mapping[Release, frozenset[Hashable]]
+"""For each release of a catalogue, everything that a rack's words about it depend on."""
 
 
 class BadDescription(ValueError):
@@ -132,6 +138,7 @@ class Describer:
         self._known: OrderedDict[Hashable, Described] = OrderedDict()
         self._remembered: OrderedDict[Hashable, _Remembered] = OrderedDict()
         self._paused: dict[str, float] = {}
+        self._shapes: OrderedDict[int, tuple[Catalogue, Shapes]] = OrderedDict()
 
     async def describe(self, answers: Answers, releases: Collection[Release] | None = None) -> Descriptions:
         """What racks that answered know of ``releases`` (None: of all that ``answers`` are about)."""
@@ -167,7 +174,7 @@ class Describer:
     async def _describe(self, answers: Answers, wanted: Sequence[Release]) -> Mapping[Release, Described]:
         # Most racks hold the same: what they hold is looked at once for all of them.
         catalogues = {id(rack.held.catalogue): rack.held.catalogue for rack in answers.racks if rack.held is not None}
-        shapes = {held: _shapes(catalogue, wanted) for held, catalogue in catalogues.items()}
+        shapes = {held: self._shapes_of(catalogue) for held, catalogue in catalogues.items()}
         found: dict[Release, Described] = {}
         began = self._clock.seconds()
         while True:
@@ -175,8 +182,8 @@ class Describer:
             to_ask: dict[Release, tuple[str, Hashable]] = {}
             for release in wanted if able else ():
                 # One that holds the release if there is one, else any that answers.
-                held = next((held for held in able if shapes[held][release]), next(iter(able)))
-                key = release, shapes[held][release]
+                held = next((held for held in able if release in shapes[held]), next(iter(able)))
+                key = release, shapes[held].get(release)
                 if key in self._known:
                     found.setdefault(release, self._known[key])
                 elif release not in found and len(to_ask) < TOGETHER:
@@ -185,6 +192,17 @@ class Describer:
                 return {release: found[release] for release in wanted if release in found}
             # Each turn describes a release more or does without a rack more, so there is an end.
             found |= await self._ask(to_ask)
+
+    def _shapes_of(self, catalogue: Catalogue) -> Shapes:
+        """The shapes of a catalogue, which racks hold through many rounds."""
+        key = id(catalogue)
+        if key not in self._shapes:
+            # Kept beside what was made of it, so no other can have its id.
+            self._shapes[key] = catalogue, _shapes(catalogue)
+        self._shapes.move_to_end(key)
+        shapes = self._shapes[key][1]
+        _trim(self._shapes, CATALOGUES)
+        return shapes
 
     def _able(self, answers: Answers) -> Mapping[int, str]:
         """For each catalogue that is held, by its id, the first rack with it that can be asked; in the racks' order."""
@@ -221,12 +239,10 @@ class Describer:
         return found
 
 
-def _shapes(catalogue: Catalogue, wanted: Iterable[Release]) -> Mapping[Release, frozenset[Any]]:
-    """For each release, everything that a rack's words about it depend on; empty if the catalogue does not have it."""
-    shapes: dict[Release, set[Any]] = {release: set() for release in wanted}
+def _shapes(catalogue: Catalogue) -> Shapes:
+    shapes: dict[Release, set[Hashable]] = {}
     for target, images in catalogue.targets.items():
-        if target[:2] in shapes:
-            shapes[target[:2]].update(map(_shape, images))
+        shapes.setdefault(target[:2], set()).update(map(_shape, images))
     return {release: frozenset(shape) for release, shape in shapes.items()}
 
 

@@ -91,6 +91,7 @@ class StreamResource(Resource):
         self._run_in_thread = run_in_thread
         self._renderings: OrderedDict[int, Rendering] = OrderedDict()
         self._rendering = FairLock()
+        self._manifests: OrderedDict[str, bytes] = OrderedDict()
         self._examining = FairLock()
 
     def render_GET(self, request: Request) -> int:
@@ -132,8 +133,7 @@ class StreamResource(Resource):
     async def _manifest(self, request: Request, digest: str) -> None:
         generation = await self._generation(digest)
         if not self._is_known(request, digest):
-            canonical = await self._run_in_thread(lambda: generation.manifest.canonical)
-            _send(request, canonical, _JSON, digest, {"Cache-Control": _FOR_EVER})
+            _send(request, await self._written(generation), _JSON, digest, {"Cache-Control": _FOR_EVER})
 
     async def _products(self, request: Request, digest: str, name: str) -> None:
         generation = await self._generation(digest)
@@ -152,6 +152,16 @@ class StreamResource(Resource):
         if generation is None:
             raise _Refusal(404, "There is no such generation, or it is not kept any more; read the index again.")
         return generation
+
+    async def _written(self, generation: Generation) -> bytes:
+        """The manifest as bytes. All racks want it at once: who comes when it is there needs no thread."""
+        found = self._manifests.get(generation.digest)
+        if found is None:
+            found = await self._run_in_thread(lambda: generation.manifest.canonical)
+            self._manifests[generation.digest] = found
+            while len(self._manifests) > _RENDERINGS_KEPT:
+                self._manifests.popitem(last=False)
+        return found
 
     async def _rendered(self, generation: Generation) -> Rendering:
         async with self._rendering:
