@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from twisted.web.client import Agent, HTTPConnectionPool, readBody
 from rack.assignment import Assignment
 from rack.systems.describing import describe
 from rack.wire import described, resolve
+from rpc.arguments import Packed, pack
 from rpc.commands import DescribeRelease, ListImages, Register, ReportInventory, SyncImages
 from rpc.endpoints import enrol, reconnecting
 from rpc.identity import JoinToken, client_tls
@@ -32,24 +35,32 @@ class Snapshot:
     """What a rack holds."""
 
     generation: int
+    digest: str
     data: bytes
-    manifest: Manifest
 
     @classmethod
     def of(cls, generation: int, data: bytes) -> Snapshot:
-        return cls(generation, data, parse_manifest(data))
+        return cls(generation, sha256(data).hexdigest(), data)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        return parse_manifest(self.data, self.digest)
+
+    @cached_property
+    def packed(self) -> Packed:
+        return pack(self.data)
 
     @property
     def known(self) -> dict[str, Any]:
-        return {"state": "ready", "generation": self.generation, "digest": self.manifest.digest}
+        return {"state": "ready", "generation": self.generation, "digest": self.digest}
 
 
 class Rack:
     """One rack. What it is told to sync to it swaps to as soon as it has that generation's manifest."""
 
-    def __init__(self, agent: Agent, held: Snapshot, parsed: dict[str, Snapshot]) -> None:
+    def __init__(self, agent: Agent, held: Snapshot, snapshots: dict[str, Snapshot]) -> None:
         self._agent = agent
-        self._parsed = parsed
+        self._snapshots = snapshots
         self.held = held
 
     def responders(self) -> Responders:
@@ -58,20 +69,23 @@ class Rack:
             {ListImages: self.list_images, SyncImages: self.sync_images, DescribeRelease: self.describe_release},
         )
 
-    async def list_images(self, link: Link, known_digest: str) -> Mapping[str, Any]:
+    async def list_images(self, link: Link, known_digest: str, newest_digest: str | None) -> Mapping[str, Any]:
         known = self.held.known
-        return known if known_digest == known["digest"] else known | {"inventory": self.held.data}
+        return known if known["digest"] in (known_digest, newest_digest) else known | {"inventory": self.held.packed}
 
     async def describe_release(self, link: Link, os: str, release: str) -> Mapping[str, Any]:
         return described(describe(self.held.manifest, os, release))
 
     async def sync_images(self, link: Link, generation: int, digest: str, url: str) -> Mapping[str, Any]:
         outcome = "unchanged"
-        if digest != self.held.manifest.digest:
+        if digest != self.held.digest:
             where = Assignment(generation, digest, resolve(url, link.peer.address)).manifest_url
             data = await readBody(await self._agent.request(b"GET", where.encode()))
-            # All racks of this process parse it together: the region is what is measured.
-            self.held = self._parsed.get(digest) or self._parsed.setdefault(digest, Snapshot.of(generation, data))
+            # All racks of this process parse and compress it together, if at all: the region is what is measured.
+            if digest not in self._snapshots:
+                self._snapshots.clear()
+                self._snapshots[digest] = Snapshot.of(generation, data)
+            self.held = self._snapshots[digest]
             await self.report(link)
             outcome = "synced"
         known = self.held.known
@@ -88,11 +102,11 @@ async def run(reactor: Any, count: int, host: str, port: int, token: str, manife
     """Bring ``count`` racks up and say so."""
     held = Snapshot.of(generation, manifest.read_bytes())
     agent = Agent(reactor, pool=HTTPConnectionPool(reactor))
-    parsed: dict[str, Snapshot] = {}
+    snapshots: dict[str, Snapshot] = {}
     for number in range(count):
         enrolled = await enrol(reactor, host, port, JoinToken.parse(token), f"bench-{number}")
         ready: Deferred[None] = Deferred()
-        rack = Rack(agent, held, parsed)
+        rack = Rack(agent, held, snapshots)
         responders = rack.responders()
 
         async def prepare(link: Link, ready: Deferred[None] = ready, number: int = number, rack: Rack = rack) -> None:

@@ -57,11 +57,11 @@ class Link:
     def __init__(self, synchroniser: Synchroniser) -> None:
         self.synchroniser = synchroniser
 
-    async def ask(self, command: Any, *, deadline: float, known_digest: str = "", **arguments: Any) -> Outcome[Any]:
+    async def ask(self, command: Any, *, deadline: float, **arguments: Any) -> Outcome[Any]:
         """What the rack holds; it knows of no release's title."""
         inventory = self.synchroniser.inventory
         value = {"state": "ready", "generation": inventory.generation, "digest": inventory.digest}
-        if inventory.digest not in ("", known_digest):
+        if inventory.digest not in ("", arguments.get("known_digest"), arguments.get("newest_digest")):
             value["inventory"] = inventory.manifest.canonical
         return Answered(value)
 

@@ -71,7 +71,7 @@ class RackWire:
         refused = self._synchroniser.refused
         return report | {"refused": list(refused)} if refused else report
 
-    async def list_images(self, link: Link, known_digest: str) -> Mapping[str, Any]:
+    async def list_images(self, link: Link, known_digest: str, newest_digest: str | None) -> Mapping[str, Any]:
         """What is held right now; the list of it only if the region does not know that digest."""
         inventory = self._synchroniser.inventory
         answer: dict[str, Any] = {
@@ -79,7 +79,7 @@ class RackWire:
             "generation": inventory.generation,
             "digest": inventory.digest,
         }
-        if inventory.digest not in ("", known_digest):
+        if inventory.digest not in ("", known_digest, newest_digest):
             answer["inventory"] = await self._packed(inventory)
         return answer
 

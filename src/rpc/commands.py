@@ -236,11 +236,12 @@ class RenewSoon(Command):
 class ListImages(Command):
     """Ask what the rack holds right now.
 
-    ``inventory`` is the canonical manifest of the verified images, as bytes, and is left out when ``known_digest`` is
-    the digest of just that. ``generation`` is -1 and ``digest`` empty when the rack holds none.
+    ``inventory`` is the canonical manifest of the verified images, as bytes, and is left out when ``known_digest`` or
+    ``newest_digest`` is the digest of just that: what the caller knows of the rack, and what was published last.
+    ``generation`` is -1 and ``digest`` empty when the rack holds none.
     """
 
-    arguments = [(b"known_digest", Text())]
+    arguments = [(b"known_digest", Text()), (b"newest_digest", Text(optional=True))]
     response = [
         (b"state", Text()),
         (b"generation", Integer()),

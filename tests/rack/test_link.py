@@ -127,6 +127,10 @@ class TestAnswers(LinkTestCase):
         self.assertEqual(parse_manifest(answer["inventory"], answer["digest"]), FIRST)
         self.assertIsNone(self.answer(ListImages, known_digest=FIRST.digest)["inventory"])
         self.assertIsNotNone(self.answer(ListImages, known_digest=SECOND.digest)["inventory"])
+        both = self.answer(ListImages, known_digest=SECOND.digest, newest_digest=FIRST.digest)
+        self.assertIsNone(both["inventory"])
+        neither = self.answer(ListImages, known_digest=SECOND.digest, newest_digest="0" * 64)
+        self.assertIsNotNone(neither["inventory"])
 
     def test_a_list_over_64_kib_passes(self) -> None:
         many = Manifest(image(release=f"release{number}") for number in range(400))

@@ -108,7 +108,7 @@ class Link:
         value = {"state": self.state, "generation": self.generation, "digest": manifest.digest}
         if not manifest.images:
             value["digest"] = ""
-        elif arguments["known_digest"] != manifest.digest:
+        elif manifest.digest not in (arguments["known_digest"], arguments.get("newest_digest")):
             value["inventory"] = manifest.canonical
         return Answered(value, 0.001 * self.asks)
 

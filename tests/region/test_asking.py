@@ -40,12 +40,15 @@ class FakeLink:
     asked: list[str]
     answer: Outcome[Any] | Callable[[str], Outcome[Any]] | None = None
     pending: list[Deferred[Outcome[Any]]] = []  # noqa: RUF008  (replaced in __attrs_post_init__)
+    newest: list[str | None] = []  # noqa: RUF008  (likewise)
 
     def __attrs_post_init__(self) -> None:
         self.pending = []
+        self.newest = []
 
     def ask(self, command: Any, *, deadline: float | None = None, **arguments: Any) -> Awaitable[Outcome[Any]]:
         self.asked.append(arguments["known_digest"])
+        self.newest.append(arguments.get("newest_digest"))
         if self.answer is None:
             waiting: Deferred[Outcome[Any]] = Deferred()
             self.pending.append(waiting)
@@ -141,6 +144,37 @@ class Asking(SynchronousTestCase):
         links.links["a"].answer = holding(new)
         self.round(asker)
         self.assertEqual(links.links["a"].asked, ["", new.digest])
+
+    def test_a_rack_that_has_just_swapped_to_what_was_published_sends_no_list(self) -> None:
+        old, new = catalogue([FOCAL]), catalogue([NOBLE])
+        current = old
+        links = FakeLinks(a=holding(old))
+        asker = self.asker(links, published={old.digest: old, new.digest: new}.get, expected=lambda: current.digest)
+        self.round(asker)
+        current = new
+        swapped = Answered({"state": "ready", "generation": 2, "digest": new.digest}, 0.01)
+        links.links["a"].answer = swapped  # it has not reported that yet
+        answers = [self.round(asker).answers["a"] for _ in range(2)]
+        self.assertEqual(links.links["a"].asked, [old.digest, old.digest, new.digest])
+        self.assertEqual(links.links["a"].newest, [None, new.digest, None])
+        for answer in answers:
+            assert answer.held is not None
+            self.assertIs(answer.held.catalogue, new)
+            self.assertEqual((answer.held.generation, answer.last_generation), (2, 2))
+
+    def test_what_a_rack_was_asked_about_counts_also_if_another_is_published_before_it_answers(self) -> None:
+        old, new = catalogue([FOCAL]), catalogue([NOBLE])
+        known = {old.digest: old, new.digest: new}
+        links = FakeLinks(a=holding(old))
+        asker = self.asker(links, published=known.get, expected=lambda: new.digest)
+        self.round(asker)
+        links.links["a"].answer = None
+        asking = asker.ask()
+        known.clear()  # two generations later, the region has forgotten both
+        links.links["a"].pending.pop().callback(Answered({"state": "ready", "generation": 2, "digest": new.digest}))
+        held = self.successResultOf(asking).answers["a"].held
+        assert held is not None
+        self.assertIs(held.catalogue, new)
 
     def test_every_way_to_fail_is_an_outcome(self) -> None:
         links = FakeLinks(late=TimedOut(2.0), broken=Failed("Unhandled", "reference 1"), gone=None)
@@ -381,7 +415,7 @@ class OverTheWire(SynchronousTestCase):
         self.asked: list[str] = []
 
     def rack(self, name: str, answer: Callable[[str], Outcome[Any]] | None) -> None:
-        async def list_images(link: Any, known_digest: str) -> Mapping[str, Any]:
+        async def list_images(link: Any, known_digest: str, newest_digest: str | None) -> Mapping[str, Any]:
             self.asked.append(known_digest)
             if answer is None:
                 await Deferred()

@@ -126,7 +126,7 @@ class CallsTests(LoggedCase):
     def test_in_a_round_a_busy_peer_fails_alone(self) -> None:
         self.start(limits.MAX_CALLS)
 
-        async def list_images(link: Link, known_digest: str) -> dict[str, Any]:
+        async def list_images(link: Link, **arguments: Any) -> dict[str, Any]:
             return {"state": "empty", "generation": -1, "digest": ""}
 
         other, _, pump = linked({}, {ListImages: list_images}, self.clock, interval=0)

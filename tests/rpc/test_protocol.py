@@ -86,7 +86,7 @@ class Pair(SynchronousTestCase):
 
 class AnsweringTests(Pair):
     def test_an_answer_comes_back(self) -> None:
-        async def list_images(link, known_digest):
+        async def list_images(link, known_digest, newest_digest):
             self.assertIs(link, self.rack)
             return {**READY, "digest": known_digest}
 
@@ -97,7 +97,7 @@ class AnsweringTests(Pair):
     def test_an_answer_of_many_times_64_kib_comes_back(self) -> None:
         manifest = bytes(range(256)) * 8192
 
-        async def list_images(link, known_digest):
+        async def list_images(link, known_digest, newest_digest):
             return {**READY, "inventory": manifest}
 
         self.link(rack_table={ListImages: list_images})
@@ -158,7 +158,7 @@ class AnsweringTests(Pair):
     def test_an_answer_that_does_not_fit_the_command_is_an_internal_error_of_its_responder(self) -> None:
         for answer in ({}, {**READY, "generation": "3"}, {**READY, "more": 1}, None, {**READY, "state": "x" * 70000}):
 
-            async def list_images(link, known_digest, answer=answer):
+            async def list_images(link, known_digest, newest_digest, answer=answer):
                 return answer
 
             self.link(rack_table={ListImages: list_images})
@@ -167,12 +167,12 @@ class AnsweringTests(Pair):
             self.assert_usable()
 
     def test_a_responder_that_is_no_coroutine_is_an_internal_error(self) -> None:
-        self.link(rack_table={ListImages: lambda link, known_digest: READY})
+        self.link(rack_table={ListImages: lambda link, **_: READY})
         self.assertRaises(Unhandled, self.call, self.region, ListImages, known_digest="")
         self.assert_usable()
 
     def test_a_cancelled_responder_is_an_internal_error_and_not_silence(self) -> None:
-        async def list_images(link, known_digest):
+        async def list_images(link, known_digest, newest_digest):
             raise CancelledError()
 
         self.link(rack_table={ListImages: list_images})

@@ -213,7 +213,7 @@ class LinkTests(TlsTestCase):
         async def register(link, **arguments):
             return {"version": 1, "region": "r", "stream_urls": []}
 
-        async def list_images(link, known_digest):
+        async def list_images(link, known_digest, newest_digest):
             return {"state": "ready", "generation": 1, "digest": known_digest, "inventory": self.inventory}
 
         self.inventory: bytes | None = None

@@ -31,7 +31,7 @@ class RoundTests(SynchronousTestCase):
         self.racks: dict[str, Link] = {}
 
     def rack(self, name, answer) -> None:
-        async def list_images(link, known_digest):
+        async def list_images(link, known_digest, newest_digest):
             return await answer(known_digest)
 
         region, rack, pump = linked(

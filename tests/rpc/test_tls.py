@@ -146,7 +146,7 @@ class TlsTestCase(TestCase):
 
 class LinkTests(TlsTestCase):
     async def test_both_ends_know_each_other(self) -> None:
-        async def list_images(link, known_digest):
+        async def list_images(link, known_digest, newest_digest):
             return {"state": "ready", "generation": 1, "digest": "", "inventory": b"x" * 1_000_000}
 
         self.listen()

@@ -1,7 +1,8 @@
 """How the region asks its racks what they hold: all at once, each within a deadline, and one round for all who wait.
 
-A rack is told which digest is known of it and sends its list only if it holds something else, so a round over racks
-that did not change moves a few bytes per rack. Every ask ends in exactly one outcome, and the round says which.
+A rack is told which digest is known of it and which was published last, and sends its list only if it holds something
+else, so a round moves a few bytes per rack, also over racks that have just swapped. Every ask ends in exactly one
+outcome, and the round says which.
 """
 
 from __future__ import annotations
@@ -197,6 +198,8 @@ class Asker:
         asks: dict[str, tuple[Any, Mapping[str, str]]] = {}
         arguments: dict[str, Mapping[str, str]] = {}
         words: dict[str, Mapping[str, Any]] = {}
+        # The very catalogue that racks are asked about: by the time they answer, another may be published.
+        newest = self._published(self._expected())
         for system_id, rack in racks.items():
             link = self._links.link_of(system_id)
             if link is None:
@@ -204,7 +207,9 @@ class Asker:
                 continue
             catalogue = known[system_id] = self._known(system_id, rack)
             digest = catalogue.digest if catalogue is not None else ""
-            asks[system_id] = (link, arguments.get(digest) or arguments.setdefault(digest, {"known_digest": digest}))
+            if digest not in arguments:
+                arguments[digest] = _arguments(digest, newest)
+            asks[system_id] = link, arguments[digest]
         reading: list[Deferred[None]] = []
         answers: dict[str, RackAnswer] = {}
         for system_id, outcome in (await self._ask_all(ListImages, asks, deadline=self._deadline)).items():
@@ -212,7 +217,7 @@ class Asker:
                 outcomes[system_id] = outcome
             elif (same := self._as_before(system_id, racks[system_id], outcome.value)) is not None:
                 answers[system_id] = same
-            elif (held := self._unchanged(outcome.value, known[system_id])) is not None:
+            elif (held := self._known_to_hold(outcome.value, known[system_id], newest)) is not None:
                 outcomes[system_id] = Answered(held, outcome.seconds)
                 words[system_id] = outcome.value
             else:
@@ -231,11 +236,12 @@ class Asker:
         return None
 
     @staticmethod
-    def _unchanged(answer: Mapping[str, Any], known: Catalogue | None) -> Held | None:
+    def _known_to_hold(answer: Mapping[str, Any], *asked_about: Catalogue | None) -> Held | None:
         """What a rack holds that holds what it was asked about: the usual case, and so the cheap one."""
-        if known is None or answer["digest"] != known.digest:
-            return None
-        return Held(answer["state"], _number(answer["generation"]), known)
+        for known in asked_about:
+            if known is not None and answer["digest"] == known.digest:
+                return Held(answer["state"], _number(answer["generation"]), known)
+        return None
 
     async def _read(
         self, rack: RackInfo, system_id: str, outcome: Answered[Any], outcomes: dict[str, Outcome[Held]]
@@ -350,6 +356,13 @@ def _number(generation: int) -> int | None:
 
 
 _NO_TARGETS: Final[frozenset[Target]] = frozenset()
+
+
+def _arguments(known: str, newest: Catalogue | None) -> Mapping[str, str]:
+    """What a rack is asked of which this digest is known."""
+    if newest is None or newest.digest == known:
+        return {"known_digest": known}
+    return {"known_digest": known, "newest_digest": newest.digest}
 
 
 def _read_catalogue(data: bytes, digest: str) -> Catalogue:
