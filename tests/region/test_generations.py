@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg2
+from attrs import evolve
 from twisted.internet.defer import Deferred, gatherResults
 
 from region.database import Database, DatabaseUnavailable, Session
@@ -84,6 +85,16 @@ class PublishTests(GenerationTestCase):
         told = await self.store.changes(second.number)
         expected = [(each.kind, each.image.key, each.image.version, each.reason) for each in because]
         self.assertEqual([(each.kind, each.key, each.version, each.reason) for each in told], expected)
+
+    async def test_texts_of_any_kind_are_listed_as_they_are_and_changes_in_their_order(self) -> None:
+        odd = 'Žluťoučký "kůň" \\ \'s \n %s \\u0041 \U0001f40e'
+        titled = evolve(image(), attributes={"release_title": odd, "support_eol": odd}, product=odd)
+        because = [Change("changed", titled, f"{number} {odd}") for number in (3, 1, 2)]
+        published = await self.publish(titled, because=because)
+        rows = await self.database.query("SELECT title, support_eol, product FROM generation_image")
+        self.assertEqual(rows, [(odd, odd, odd)])
+        told = await self.store.changes(published.number)
+        self.assertEqual([each.reason for each in told], [each.reason for each in because])
 
     async def test_the_list_is_newest_first_and_says_which_is_current(self) -> None:
         first = await self.publish(image())
