@@ -54,7 +54,7 @@ class BadDescription(ValueError):
     """What a rack said is no description; the text says why."""
 
 
-@frozen
+@frozen(cache_hash=True)
 class Described:
     """What a rack said of one release; ``purposes`` by kernel, of the images that it holds."""
 

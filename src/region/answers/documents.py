@@ -6,8 +6,10 @@ took to answer, so equal rounds give equal documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
@@ -25,6 +27,9 @@ BASE: Final = "/MAAS/api/2.0"
 """Where the API is, for the ``resource_uri`` of what it shows."""
 
 Document = dict[str, Any]
+
+Remember = Callable[[Hashable, Callable[[], Document]], Document]
+"""Gives what was written for a key before, or has it written."""
 
 
 @frozen
@@ -51,34 +56,67 @@ class ImageFacts:
         )  # fmt: skip
 
 
-def releases(answers: Answers, arch: str | None, described: Descriptions, today: date) -> Document:
+class _Same:
+    """These very objects, as a key: cheap to compare, and as long as it is kept no others can be taken for them."""
+
+    __slots__ = ("_objects",)
+
+    def __init__(self, objects: Iterable[object]) -> None:
+        self._objects = tuple(objects)
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self._objects)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or len(self._objects) != len(other._objects):
+            return False
+        return all(map(operator.is_, self._objects, other._objects))
+
+
+def _write(key: Hashable, write: Callable[[], Document]) -> Document:
+    return write()
+
+
+def releases(
+    answers: Answers, arch: str | None, described: Descriptions, today: date, *, remember: Remember = _write
+) -> Document:
     """The list of releases: each with its state by architecture, and how asking each rack ended.
 
     ``reason`` says why nothing in it can be deployed, where that is the same for all.
 
     :param arch: if given, only this architecture's releases.
     :param described: what racks know of them, where that is known.
+    :param remember: has what is written of a release, which is mostly the same in the next list: racks swap, and one
+        release of many is updated.
     """
     shown = [answer for target, answer in answers.by_target.items() if arch in (None, target.arch)]
     entries = []
     for (os, release), group in groupby(shown, key=lambda answer: answer.target[:2]):
-        by_architecture = list(group)
-        facts = {answer.target: _facts(answers, answer) for answer in by_architecture}
-        best = overall(by_architecture)
+        found = tuple((answer, _images(answers, answer)) for answer in group)
         known = described.of(os, release)
-        entry = release_entry(os, release, [fact for found in facts.values() for fact in found], today, known)
-        entry |= {"state": best.state.value, "reason": best.reason}
-        entry["architectures"] = [
-            architecture_entry(answer.target.arch, facts[answer.target]) | _uses(answer, known) | _sides(answer)
-            for answer in by_architecture
-        ]
-        entries.append(entry)
+        # Everything that an entry is made of.
+        key = tuple(answer for answer, _ in found), _Same(each for _, some in found for each in some), known, today
+        entries.append(remember(key, partial(_listed, found, known, today)))
     nothing = "" if answers.choices else answers.of(Target("", "", "")).reason
     return envelope(answers.published, answers.policy.value) | {
         "reason": nothing or ("" if answers.racks else wording.no_racks()),
         "releases": entries,
         "racks": [rack_entry(rack, answers.published) for rack in answers.racks],
     }
+
+
+def _listed(found: Sequence[tuple[Answer, Sequence[Image]]], described: Described | None, today: date) -> Document:
+    """What the list says of one release: by architecture, the answer and the images."""
+    best = overall(answer for answer, _ in found)
+    facts = [[ImageFacts.of(answer.target, image) for image in images] for answer, images in found]
+    os, release, _ = found[0][0].target
+    entry = release_entry(os, release, [fact for each in facts for fact in each], today, described)
+    entry |= {"state": best.state.value, "reason": best.reason}
+    entry["architectures"] = [
+        architecture_entry(answer.target.arch, each) | _uses(answer, described) | _sides(answer)
+        for (answer, _), each in zip(found, facts, strict=True)
+    ]
+    return entry
 
 
 def why(
@@ -219,12 +257,17 @@ _OUTCOMES: Final[Mapping[type, str]] = {
 
 
 def _facts(answers: Answers, answer: Answer) -> Sequence[ImageFacts]:
-    """What is known of a target's images: as published, or else as a rack that holds it says."""
+    """What is known of a target's images."""
+    return [ImageFacts.of(answer.target, image) for image in _images(answers, answer)]
+
+
+def _images(answers: Answers, answer: Answer) -> Sequence[Image]:
+    """A target's images: as published, or else as a rack that holds it says."""
     images = answers.published.catalogue.targets.get(answer.target)
     if images is None and answer.holders:
         held = (rack.held.catalogue.targets.get(answer.target) for rack in answers.racks if rack.held is not None)
         images = next(filter(None, held), None)
-    return [ImageFacts.of(answer.target, image) for image in images or ()]
+    return images or ()
 
 
 def _sides(answer: Answer) -> Document:

@@ -10,6 +10,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, date, datetime
+from functools import partial
 from itertools import groupby
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -31,6 +32,9 @@ log = Logger()
 
 REMEMBERED: Final = 16
 """How many different combined answers are kept."""
+
+REMEMBERED_ENTRIES: Final = 512
+"""How many releases' entries in lists are kept."""
 
 REMEMBERED_BYTES: Final = 8 << 20
 """How many bytes of documents are kept, whatever their number."""
@@ -101,6 +105,7 @@ class Releases:
         self._answers: _Kept[Answers] = _Kept(REMEMBERED, lambda answers: 1)
         # Answers are kept beside what was made of them, so no others can have their id.
         self._narrowed: _Kept[tuple[Answers, Answers]] = _Kept(REMEMBERED, lambda kept: 1)
+        self._entries: _Kept[documents.Document] = _Kept(REMEMBERED_ENTRIES, lambda entry: 1)
         self._documents: _Kept[tuple[Answers, bytes]] = _Kept(REMEMBERED_BYTES, lambda kept: len(kept[1]))
 
     async def answers(self, question: Question) -> Answers:
@@ -130,7 +135,8 @@ class Releases:
 
     def listing(self, answers: Answers, arch: str | None, described: Descriptions) -> bytes:
         """The list of releases as JSON: the same bytes for the same answers, on the same day."""
-        return self._written(documents.releases, answers, arch, described)
+        write = partial(documents.releases, remember=self._entries.get)
+        return self._written("releases", write, answers, arch, described)
 
     async def past(self, os: str, release: str, published: Published) -> Past | None:
         """What became of a release; None, and a line in the log, if that cannot be read at the moment."""
@@ -162,11 +168,13 @@ class Releases:
         described: Descriptions,
     ) -> bytes:
         """Why a release can be deployed or not, as JSON: the same bytes for the same answers, on the same day."""
-        return self._written(documents.why, answers, os, release, arch, kernel, past, described)
+        return self._written("why", documents.why, answers, os, release, arch, kernel, past, described)
 
-    def _written(self, write: Callable[..., documents.Document], answers: Answers, *arguments: Hashable) -> bytes:
+    def _written(
+        self, name: str, write: Callable[..., documents.Document], answers: Answers, *arguments: Hashable
+    ) -> bytes:
         today = self.today()
-        key = (id(answers), write.__name__, arguments, today)
+        key = (id(answers), name, arguments, today)
         return self._documents.get(key, lambda: (answers, encode(write(answers, *arguments, today))))[1]
 
     def today(self) -> date:
