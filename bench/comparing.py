@@ -18,7 +18,7 @@ from region.api.operations import Call, Operation, Reply, document
 from region.api.parts import Parts
 from region.api.routes import OPERATIONS
 from region.config import RegionConfig
-from region.database import Database
+from region.database import Database, Session
 from region.images.lock import try_lock
 from region.service import RegionService
 from rpc.logs import observer
@@ -28,23 +28,30 @@ from rpc.settings import load
 
 
 def publishing(database: Database) -> Operation:
-    """The operation ``POST publish/``."""
+    """The operation ``POST publish/``. It keeps its session: an import has had its own for long when it publishes."""
+    kept: list[Session] = []
+
+    async def opened() -> Session:
+        session = await database.session().__aenter__()
+        if not await try_lock(session):
+            raise RuntimeError("an import is under way")
+        return session
 
     async def publish(parts: Parts, call: Call) -> Reply:
         generations = parts.generations
-        async with database.session() as session:
-            if not await try_lock(session):
-                raise RuntimeError("an import is under way")
-            current = await generations.read_current(session)
-            job = await session.one("SELECT max(id) FROM import_job")
-            if current is None or job is None:
-                raise RuntimeError("nothing was imported yet")
-            changed = min(image.release for image in current.manifest.images)
-            images = (
-                evolve(image, version=f"{current.number + 1}") if image.release == changed else image
-                for image in current.manifest.images
-            )
-            published = await generations.publish(session, Manifest(images), (), job[0], base=current.number)
+        if not kept:
+            kept.append(await opened())
+        [session] = kept
+        current = await generations.read_current(session)
+        job = await session.one("SELECT max(id) FROM import_job")
+        if current is None or job is None:
+            raise RuntimeError("nothing was imported yet")
+        changed = min(image.release for image in current.manifest.images)
+        images = (
+            evolve(image, version=f"{current.number + 1}") if image.release == changed else image
+            for image in current.manifest.images
+        )
+        published = await generations.publish(session, Manifest(images), (), job[0], base=current.number)
         return document({"number": published.number, "digest": published.digest})
 
     return Operation("POST", "/publish/", "Publish", "create", publish, "A generation with some images changed.")

@@ -279,8 +279,10 @@ async def _insert(
     transaction: Transaction, manifest: Manifest, changes: Sequence[Change], job_id: int
 ) -> tuple[Any, ...]:
     row = await transaction.one(
-        "INSERT INTO generation (digest, manifest, job_id) VALUES (%s, %s, %s) RETURNING number, digest, published",
-        (manifest.digest, manifest.canonical, job_id),
+        # As the text that it is, which is half as long to write and to read as bytes are.
+        """INSERT INTO generation (digest, manifest, job_id) VALUES (%s, convert_to(%s, 'UTF8'), %s)
+           RETURNING number, digest, published""",
+        (manifest.digest, manifest.canonical.decode("ascii"), job_id),
     )
     assert row is not None, "INSERT … RETURNING gives one row"
     number = row[0]
