@@ -101,7 +101,9 @@ class Rack:
 async def run(reactor: Any, count: int, host: str, port: int, token: str, manifest: Path, generation: int) -> None:
     """Bring ``count`` racks up and say so."""
     held = Snapshot.of(generation, manifest.read_bytes())
-    agent = Agent(reactor, pool=HTTPConnectionPool(reactor))
+    pool = HTTPConnectionPool(reactor)
+    pool.maxPersistentPerHost = count  # each rack keeps its own connection
+    agent = Agent(reactor, pool=pool)
     snapshots: dict[str, Snapshot] = {}
     for number in range(count):
         enrolled = await enrol(reactor, host, port, JoinToken.parse(token), f"bench-{number}")
