@@ -357,10 +357,14 @@ async def _delete(transaction: Transaction, which: str, values: Mapping[str, Any
     identifiers = [identifier for identifier, *_ in doomed]
     await transaction.execute(
         """
-        UPDATE rack SET last_disconnected = greatest(last_disconnected, ended.at)
-        FROM (SELECT rack, max(heartbeat) AS at FROM rack_connection JOIN region_process ON region_process.id = process
-              WHERE process = ANY(%s::uuid[]) GROUP BY rack) AS ended
-        WHERE system_id = ended.rack
+        WITH ended AS (
+            SELECT rack, max(heartbeat) AS at FROM rack_connection JOIN region_process ON region_process.id = process
+            WHERE process = ANY(%s::uuid[]) GROUP BY rack
+        ), locked AS MATERIALIZED (
+            SELECT system_id, at FROM rack JOIN ended ON system_id = rack ORDER BY system_id FOR NO KEY UPDATE OF rack
+        )
+        UPDATE rack SET last_disconnected = greatest(last_disconnected, locked.at)
+        FROM locked WHERE rack.system_id = locked.system_id
         """,
         (identifiers,),
     )

@@ -161,10 +161,15 @@ class RackStore:
 
     async def connected(self, versions: Mapping[str, str]) -> None:
         """Record that racks connected just now, and which software each runs, by system id."""
+        # All who write several racks lock them in this order, so that no two region processes wait for each other.
         await self._database.execute(
             """
-            UPDATE rack SET last_connected = now(), version = linked.version
-            FROM unnest(%s::text[], %s::text[]) AS linked (id, version) WHERE system_id = linked.id
+            WITH locked AS MATERIALIZED (
+                SELECT system_id, linked.version FROM unnest(%s::text[], %s::text[]) AS linked (id, version)
+                JOIN rack ON system_id = linked.id ORDER BY system_id FOR NO KEY UPDATE OF rack
+            )
+            UPDATE rack SET last_connected = now(), version = locked.version
+            FROM locked WHERE rack.system_id = locked.system_id
             """,
             (list(versions), list(versions.values())),
         )
@@ -172,7 +177,13 @@ class RackStore:
     async def disconnected(self, *system_ids: str) -> None:
         """Record that the racks' links ended just now."""
         await self._database.execute(
-            "UPDATE rack SET last_disconnected = now() WHERE system_id = ANY(%s)", (list(system_ids),)
+            """
+            WITH locked AS MATERIALIZED (
+                SELECT system_id FROM rack WHERE system_id = ANY(%s) ORDER BY system_id FOR NO KEY UPDATE
+            )
+            UPDATE rack SET last_disconnected = now() FROM locked WHERE rack.system_id = locked.system_id
+            """,
+            (list(system_ids),),
         )
 
     async def report(self, reports: Mapping[str, Report]) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
@@ -187,6 +188,28 @@ class RegistryTests(DatabaseTestCase):
 
         stored = await self.database.transact(other_process)
         self.assertEqual(await stored, {"bbbbbb", "cccccc"})
+
+    async def test_links_are_recorded_in_one_order_so_that_no_two_processes_wait_for_each_other(self) -> None:
+        for each in ("cccccc", "bbbbbb"):
+            await self.enrol(each, f"many-{each}")
+        waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        write = "UPDATE rack SET version = '0' WHERE system_id = %s"
+        for record in (
+            lambda: self.store.connected({"cccccc": "1", "bbbbbb": "1"}),
+            lambda: self.store.disconnected("cccccc", "bbbbbb"),
+        ):
+
+            async def other_process(
+                transaction: Transaction, record: Callable[[], Coroutine[Deferred[Any], Any, None]] = record
+            ) -> Deferred[None]:
+                await transaction.execute(write, ("bbbbbb",))
+                recording = Deferred.fromCoroutine(record())
+                while not await self.database.query(waiting):
+                    pass
+                await transaction.execute(write, ("cccccc",))
+                return recording
+
+            await (await self.database.transact(other_process))
 
     async def test_a_refresh_under_way_does_not_put_back_what_a_report_has_replaced(self) -> None:
         refreshing = Deferred.fromCoroutine(self.registry.refresh())
