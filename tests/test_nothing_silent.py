@@ -202,6 +202,7 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ("src/rpc/records.py", "LinkTLS.write", "Error"): "the link is cut, and told the reason",
     ("src/rpc/records.py", "LinkTLS._send", "WantReadError"): "there is nothing to send",
     ("src/rpc/records.py", "PromptServer.write", "OSError"): "the buffer takes what was not sent, or finds the error",
+    ("src/rpc/waking.py", "Core._go", "Exception"): "the owner is told of it, and logs it",
 }
 """By file, function and what is silent there: why it may be."""
 
