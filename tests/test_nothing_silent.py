@@ -150,11 +150,6 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ): "tried again, and then raised",
     (
         "src/region/commissioning/worker.py",
-        "Worker.wake",
-        "addErrback _not_claimed",
-    ): "cancelled by stopping, else said",
-    (
-        "src/region/commissioning/worker.py",
         "Worker._begin",
         "addErrback _did_not_work",
     ): "cancelled by stopping, which hands it back; else logged",
