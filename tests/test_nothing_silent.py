@@ -150,11 +150,6 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ): "tried again, and then raised",
     (
         "src/region/commissioning/worker.py",
-        "Worker.wake",
-        "addErrback _not_claimed",
-    ): "cancelled by stopping, else said",
-    (
-        "src/region/commissioning/worker.py",
         "Worker._begin",
         "addErrback _did_not_work",
     ): "cancelled by stopping, which hands it back; else logged",
@@ -202,6 +197,7 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ("src/rpc/records.py", "LinkTLS.write", "Error"): "the link is cut, and told the reason",
     ("src/rpc/records.py", "_Usual.flush", "WantReadError"): "there is nothing to send",
     ("src/rpc/records.py", "PromptServer.write", "OSError"): "the buffer takes what was not sent, or finds the error",
+    ("src/rpc/waking.py", "Core._go", "Exception"): "the owner is told of it, and logs it",
 }
 """By file, function and what is silent there: why it may be."""
 

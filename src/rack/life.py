@@ -76,11 +76,11 @@ class Run:
 class Inputs(Protocol):
     """What can happen to a rack's syncing."""
 
-    def begin(self, run: Run) -> None:
-        """Somebody asked for a sync, and none is under way."""
+    def ask(self, run: Run) -> None:
+        """Somebody asked for a sync."""
 
     def replace(self, run: Run) -> None:
-        """Somebody asked for a newer generation than the sync under way is for."""
+        """What somebody asked for takes the place of the sync under way, and of what was to follow that."""
 
     def look_again(self) -> None:
         """It is time, or there is a reason, to look whether all that should be held is there."""
@@ -224,11 +224,25 @@ _stopping = _builder.state("stopping the last sync")
 _stopped = _builder.state("stopped")
 
 
-@_idle.upon(Inputs.begin).to(_syncing)
-@_retrying.upon(Inputs.begin).to(_syncing)
-@_paused.upon(Inputs.begin).to(_syncing)
+@_idle.upon(Inputs.ask).to(_syncing)
+@_retrying.upon(Inputs.ask).to(_syncing)
+@_paused.upon(Inputs.ask).to(_syncing)
 def _begin(inputs: Inputs, core: Core, run: Run) -> None:
     core.start(inputs, run)
+
+
+@_syncing.upon(Inputs.ask).loop()
+@_replacing.upon(Inputs.ask).loop()
+def _ask(inputs: Inputs, core: Core, run: Run) -> None:
+    latest = core.next or core.run
+    assert latest is not None, "a sync is under way"
+    if latest.assignment.wants_same(run.assignment) and not latest.stop.why:
+        latest.callers.extend(run.callers)
+    elif run.assignment.generation < latest.assignment.generation and latest.callers:
+        # Without callers it is the rack's own look at what it was told once; the region knows better now.
+        run.tell(core.result(SUPERSEDED, f"{latest.assignment} was asked for already"))
+    else:
+        inputs.replace(run)
 
 
 @_idle.upon(Inputs.look_again).to(_syncing)
@@ -330,9 +344,8 @@ _stopping.upon(Inputs.stop).loop().returns(None)
 _stopped.upon(Inputs.stop).loop().returns(None)
 
 
-@_stopping.upon(Inputs.begin).loop()
-@_stopping.upon(Inputs.replace).loop()
-@_stopped.upon(Inputs.begin).loop()
+@_stopping.upon(Inputs.ask).loop()
+@_stopped.upon(Inputs.ask).loop()
 def _too_late(inputs: Inputs, core: Core, run: Run) -> None:
     run.tell(core.result(CANCELLED, "the rack is stopping"))
 

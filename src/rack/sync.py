@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attrs import frozen
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -21,7 +21,6 @@ from rack.inventory import NO_GENERATION, Inventory
 from rack.life import Core, Machine, Result, Run
 from rack.snapshots import SnapshotStore
 from rack.steps import Syncs
-from rack.stop import SUPERSEDED
 from rpc.events import Kind
 from rpc.fetch import RunInThread
 
@@ -111,18 +110,8 @@ class Synchroniser:
 
     def request(self, assignment: Assignment) -> Deferred[Result]:
         """Make the rack hold a generation; fires with the result when that sync has ended, and never fails."""
-        core = self._core
         caller: Deferred[Result] = Deferred()
-        latest = core.next or core.run
-        if latest is None:
-            self._machine.begin(Run(assignment, [caller]))
-        elif latest.assignment.wants_same(assignment) and not latest.stop.why:
-            latest.callers.append(caller)
-        elif assignment.generation < latest.assignment.generation and latest.callers:
-            # Without callers it is the rack's own look at what it was told once; the region knows better now.
-            return succeed(core.result(SUPERSEDED, f"{latest.assignment} was asked for already"))
-        else:
-            self._machine.replace(Run(assignment, [caller]))
+        self._machine.ask(Run(assignment, [caller]))
         return caller
 
     def look_again(self) -> None:
@@ -135,8 +124,8 @@ class Synchroniser:
 
         :return: whether there was one that could still be stopped.
         """
-        core = self._core
-        if core.run is None or (core.run.stop.is_too_late and core.next is None):
+        latest = self._core.next or self._core.run
+        if latest is None or latest.stop.is_too_late:
             return False
         self._machine.cancel()
         return True

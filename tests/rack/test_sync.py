@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from attrs import define, evolve, field
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from hypothesis.strategies import integers
+from hypothesis.strategies import booleans, integers, lists
 from twisted.internet.defer import CancelledError, Deferred, execute
 from twisted.internet.task import Clock
 from twisted.logger import ILogObserver, globalLogPublisher
@@ -691,6 +691,31 @@ class TestTriggers(SyncTestCase):
         self.assertEqual(self.successResultOf(self.request(assignment)).outcome, "synced")
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
 
+    def test_those_who_ask_for_more_as_soon_as_they_are_told_how_it_ended_are_all_answered(self) -> None:
+        later: list[Deferred[Result]] = []
+
+        def ask(result: Result, assignment: Assignment) -> None:
+            self.rack.region.hold()
+            later.append(self.request(assignment))
+
+        for number, manifest in [(6, SECOND), (6, SECOND), (7, THIRD), (6, SECOND)]:
+            self.held_request(5, FIRST).addCallback(ask, self.rack.region.publish(number, manifest))
+        self.rack.region.release()
+        self.rack.region.release()
+        results = [self.successResultOf(caller) for caller in later]
+        self.assertEqual([(result.outcome, result.generation) for result in results],
+                         [("superseded", 5), ("superseded", 5), ("synced", 7), ("superseded", 5)])  # fmt: skip
+        self.assert_holds(7, THIRD)
+
+    def test_one_who_is_told_how_it_ended_may_stop_what_was_to_follow(self) -> None:
+        stopped: list[bool] = []
+        older = self.held_request(5, FIRST)
+        older.addCallback(lambda result: stopped.append(self.rack.synchroniser.cancel()))
+        newer = self.held_request(6, SECOND)
+        self.rack.region.release()
+        self.assertEqual(stopped, [True])
+        self.assertEqual(self.successResultOf(newer).outcome, "cancelled")
+
     def test_looking_while_a_sync_is_under_way_changes_nothing(self) -> None:
         caller = self.held_request(5, FIRST)
         self.rack.synchroniser.look_again()
@@ -819,15 +844,22 @@ class SyncingMachine(RuleBasedStateMachine):
         self.results: list[tuple[int, Result]] = []
         self.manifests = (FIRST, SECOND, THIRD, EMPTY)
 
-    def _ask(self, number: int) -> None:
+    def _ask(self, number: int, *then: int) -> None:
         manifest = self.manifests[number % len(self.manifests)]
         caller = self.rack.synchroniser.request(self.rack.region.publish(number, manifest))
-        caller.addCallback(lambda result: self.results.append((number, result)))
         self.callers.append((number, caller))
+        caller.addCallback(self._told, number, then)
 
-    @rule(number=integers(1, 8))
-    def ask(self, number: int) -> None:
-        self._ask(number)
+    def _told(self, result: Result, number: int, then: Sequence[int]) -> None:
+        self.results.append((number, result))
+        for another in then:  # from within whatever ends the sync
+            self._ask(another)
+
+    @rule(number=integers(1, 8), then=lists(integers(1, 8), max_size=2), held=booleans())
+    def ask(self, number: int, then: list[int], held: bool) -> None:
+        if held:
+            self.hold()
+        self._ask(number, *then)
 
     @rule()
     def hold(self) -> None:

@@ -90,6 +90,14 @@ class World:
 
     def state(self, target: Target, policy: str, racks: Sequence[Life]) -> State:
         """DESIGN's table, row by row, for one target that these racks must serve."""
+        if (offered := self.offered(target, policy, racks)) is not None:
+            return offered
+        known = self.current.union(*(rack.holds if rack.holds is not None else self.may_hold(rack) for rack in racks))
+        has_choices = any(self.offered(other, policy, racks) for other in known)
+        return State.UNKNOWN if self.generations and has_choices else State.NOTHING_PUBLISHED
+
+    def offered(self, target: Target, policy: str, racks: Sequence[Life]) -> State | None:
+        """The state of what a client may choose; None if it is in one of the two last rows."""
         if not racks:
             return State.NO_RACKS
         holders = sum(target in (rack.holds or ()) for rack in racks)
@@ -98,18 +106,7 @@ class World:
         silent = [rack for rack in racks if rack.holds is None]
         if any(target in self.may_hold(rack) for rack in silent):
             return State.UNDETERMINED
-        if target in self.current:
-            return State.ARRIVING
-        known = frozenset(self.current).union(
-            *(rack.holds if rack.holds is not None else self.may_hold(rack) for rack in racks)
-        )
-        if target in known or self.generations:
-            others = known - {target}
-            if any(
-                self.state(other, policy, racks) not in (State.UNKNOWN, State.NOTHING_PUBLISHED) for other in others
-            ):
-                return State.UNKNOWN
-        return State.NOTHING_PUBLISHED
+        return State.ARRIVING if target in self.current else None
 
 
 class Region:
@@ -225,6 +222,16 @@ class WholePath(SynchronousTestCase):
                 self.assertEqual(response.json["state"], expected.value)
                 self.assertGreater(len(response.json["reason"]), 10)
                 self.assertEqual(response.headers["Retry-After"] is None, expected is State.DEPLOYABLE)
+
+    def test_when_all_that_racks_hold_has_gone_and_each_holds_something_else_there_is_nothing_to_choose(self) -> None:
+        held = [frozenset([target]) for target in TARGETS[:2]]
+        racks = [Life(name, None, Holding(1, each)) for name, each in zip(["aaaaaa", "bbbbbb"], held, strict=True)]
+        world = World((held[0] | held[1], frozenset()), tuple(racks))
+        for target in TARGETS[:2]:
+            self.assertEqual(world.state(target, "all", racks), State.NOTHING_PUBLISHED)
+            response = Region(world).of(target, "all")
+            self.assertEqual((response.status, response.json["state"]), (503, "nothing-published"), response.text)
+            self.assertEqual(Region(world).of(target, "any").status, 200)
 
     @modestly
     @given(worlds(), some_policy)

@@ -18,10 +18,11 @@ from region.answers.releases import Question, Releases
 from region.api import Api, Authenticator
 from region.api.routes import OPERATIONS
 from region.database import DatabaseUnavailable
+from rpc.commands import ListImages
 from rpc.manifest import Manifest
-from rpc.outcomes import Failed, TimedOut
+from rpc.outcomes import Failed, Outcome, TimedOut
 from tests.region.api_parts import parts_of
-from tests.region.fakes import EPOCH, Generations, Keys, LicenseKeys, Racks, Records, ask_each
+from tests.region.fakes import EPOCH, Generations, Keys, LicenseKeys, Link, Racks, Records, ask_each
 from tests.region.inventories import BOOKWORM, FOCAL, NOBLE, NOBLE_ARM, catalogue, image, loader
 from tests.region.web import Connection, Response, form
 
@@ -216,6 +217,29 @@ class Why(ReleasesTestCase):
         waiting.callback(None)
         self.assertEqual((first.response().status, second.response().status), (200, 200))
 
+    def test_what_is_published_while_the_racks_are_being_asked_is_in_the_answer_that_is_given_then(self) -> None:
+        self.generations.publish(catalogue([NOBLE]).manifest)
+        answering = self.racks.add("aaaaaa", catalogue([NOBLE]))
+        self.racks.add("bbbbbb", catalogue([NOBLE])).outcome = TimedOut(2.0)
+        waiting: Deferred[None] = Deferred()
+        answering.pending = waiting
+        asked = {
+            path: self.connect()
+            for path in ("releases/", "releases/focal/?rack=aaaaaa", "releases/focal/?rack=bbbbbb", "releases/jammy/")
+        }
+        for path, connection in asked.items():
+            connection.send("GET", path)
+        self.publish(NOBLE, FOCAL)
+        answering.pending = None
+        waiting.callback(None)
+        listed, arriving, undetermined, unknown = (connection.response() for connection in asked.values())
+        self.assertEqual((listed.status, listed.json["generation"]["number"]), (200, 2))
+        self.assertEqual([entry["release"] for entry in listed.json["releases"]], ["focal", "noble"])
+        self.assertEqual((arriving.status, arriving.json["state"]), (409, "arriving"), "it was published by then")
+        self.assertEqual((undetermined.status, undetermined.json["state"]), (503, "undetermined"))
+        self.assertEqual(unknown.status, 400)
+        self.assertIn("'ubuntu/focal', 'ubuntu/noble'", unknown.text, "what may be chosen instead is of that time too")
+
     def test_a_name_that_no_release_can_have_is_refused_as_the_client_s_mistake(self) -> None:
         self.racks.add("aaaaaa", self.publish(NOBLE))
         for path in ("releases/ubuntu/%F0%9F%8E%89/", "releases/ubuntu/ /"):
@@ -380,6 +404,21 @@ class Listing(ReleasesTestCase):
         link.pending.callback(None)
         self.assertEqual({connection.response().status for connection in connections}, {200})
         self.assertEqual(link.asks, 1)
+
+    def test_already_the_first_client_has_no_rack_send_a_list_that_the_region_has_itself(self) -> None:
+        published = self.publish(NOBLE)
+        self.racks.add("aaaaaa", published)
+        known: list[str] = []
+        ask = Link.ask
+
+        async def noting(link: Link, command: object, **arguments: Any) -> Outcome[Any]:
+            if command is ListImages:
+                known.append(arguments["known_digest"])
+            return await ask(link, command, **arguments)
+
+        self.patch(Link, "ask", noting)
+        self.assertEqual(self.get("releases/noble/").status, 200)
+        self.assertEqual(known, [published.digest])
 
     def test_a_database_that_is_away_is_503_and_not_an_empty_list(self) -> None:
         async def current() -> None:

@@ -168,7 +168,7 @@ class WorkerTests(QueueTestCase):
         await self.until(in_storage)
         held = self.holding.pop("storage")
         # As when the process is killed: its connections end, it says nothing, and its heartbeat grows old.
-        worker._running = False
+        await worker._claiming.stop()
         await dying.stop()
         held.callback(None)
         self.workers.remove(worker)

@@ -472,6 +472,33 @@ class EditingTests(ImportTestCase):
         await self.jobs_done(1)
         self.assertEqual(await self.manifest(), Manifest([image()]))
 
+    async def test_an_edit_is_not_followed_when_that_is_not_wanted_and_no_import_runs(self) -> None:
+        self.importer = self.make_importer(follow_edits=False)
+        await self.add_source()
+        await self.publish(image())
+        self.clock.advance(SETTLE_SECONDS)  # it may have heard of the new source while it ran
+        self.importer._edited("1")
+        settling = self.importer._settling
+        self.assertFalse(settling is not None and settling.active())
+
+    async def test_a_series_of_edits_is_followed_once_it_has_ended(self) -> None:
+        await self.add_source()
+        await self.publish(image())
+        self.clock.advance(SETTLE_SECONDS)
+        await self.importer.when_idle()
+        noted = NotedReading(self.sources)
+        self.patch(self.importer, "_sources", noted)
+        for _ in range(3):
+            self.importer._edited("1")
+            self.clock.advance(0.6 * SETTLE_SECONDS)
+        settling = self.importer._settling
+        assert settling is not None
+        self.assertTrue(settling.active())
+        self.clock.advance(0.5 * SETTLE_SECONDS)
+        self.assertFalse(settling.active())
+        await noted.read_once
+        await self.importer.when_idle()
+
     async def jobs_done(self, count: int) -> None:
         while True:
             await self.importer.when_idle()
@@ -593,6 +620,35 @@ class StoppingTests(ImportTestCase):
         assert job is not None
         self.assertEqual(job.state, "cancelled")
         self.assertIn("the region was stopped", job.outcome)
+
+    async def test_stopping_the_region_leaves_what_is_queued_to_others(self) -> None:
+        await self.held_import()
+        waiting = await self.importer.request()
+        await self.importer.stop()
+        job = await self.importer.jobs.get(waiting)
+        assert job is not None
+        self.assertEqual(job.state, "queued")
+
+    async def test_stopping_the_region_does_not_wait_for_a_database_that_does_not_answer(self) -> None:
+        async def never(store: JobStore) -> None:
+            await Deferred()
+
+        self.patch(JobStore, "unfinished", never)
+        self.importer.start()
+        self.assertTrue(self.importer.is_busy)
+        self.successResultOf(Deferred.fromCoroutine(self.importer.stop()))
+        self.assertFalse(self.importer.is_busy)
+
+    async def test_what_another_process_does_not_get_to_is_imported_when_that_has_ended(self) -> None:
+        await self.add_source()
+        self.reader.offer(self.fetcher.know(image()))
+        queued = await self.importer.jobs.enqueue("request")
+        async with self.database.session() as session:
+            self.assertTrue(await try_lock(session))
+            self.importer.start()
+            await self.importer.when_idle()
+        self.clock.advance(LOCK_RETRY_SECONDS)
+        self.assertEqual((await self.end_of(queued)).state, "done")
 
     async def test_two_importers_never_import_at_once(self) -> None:
         job_id, held = await self.held_import()

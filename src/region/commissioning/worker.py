@@ -16,7 +16,7 @@ import psycopg2
 from attrs import define
 from prometheus_client import Counter
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import LoopingCall, deferLater
+from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
@@ -28,6 +28,7 @@ from region.commissioning.steps import Step, Steps
 from region.database import Database, DatabaseUnavailable, Transaction
 from region.nodes.life import Input, NotAllowed
 from region.nodes.transitions import Told, perform, tell
+from rpc.waking import Waker
 
 log = Logger()
 
@@ -81,30 +82,21 @@ class Worker:
         self._queue = Queue(database, owner)
         self._concurrency = concurrency
         self._busy: dict[int, tuple[Work, Deferred[None]]] = {}
-        self._claiming: Deferred[None] | None = None
-        self._again = False
-        self._running = False
         self._is_away = False
-        self._timer = LoopingCall(self.wake)
-        self._timer.clock = clock
+        self._claiming = Waker(self._claim, clock, retry=(LOOK_SECONDS, LOOK_SECONDS), failed=self._not_claimed)
 
     def start(self) -> None:
         """Begin, and look at the queue now, when something is queued, and every few seconds."""
-        self._running = True
         self._database.listen(CHANNEL, lambda payload: self.wake())
-        timing = self._timer.start(LOOK_SECONDS)
-        timing.addErrback(lambda reason: log.failure("The queue of commissioning is not looked at any more", reason))
+        self._claiming.start()
 
     async def stop(self) -> None:
         """End. Steps that are under way are broken off; what was claimed is for others to do."""
-        self._running = False
-        if self._timer.running:
-            self._timer.stop()
-        if self._claiming is not None:
-            self._claiming.cancel()
+        stopped = self._claiming.stop()
         works = [work for work, _ in self._busy.values()]
         for _, working in list(self._busy.values()):
             working.cancel()
+        await stopped
         try:
             await self._queue.put_back(works)
         except DatabaseUnavailable as error:
@@ -114,17 +106,21 @@ class Worker:
 
     def wake(self) -> None:
         """Look at the queue."""
-        self._again = True
-        if self._running and self._claiming is None:
-            self._claiming = Deferred.fromCoroutine(self._claim())
-            self._claiming.addErrback(self._not_claimed)
-            self._claiming.addCallback(self._claimed)
+        self._claiming.wake()
 
-    def _claimed(self, _: object) -> None:
-        self._claiming = None
+    async def _claim(self) -> float:
+        free = self._concurrency - len(self._busy)
+        if free > 0:  # otherwise whoever ends wakes it again
+            works = await self._queue.claim(free, self._busy.keys())
+            self._is_away = False
+            for work in works:
+                self._begin(work)
+            if len(works) == free:
+                self.wake()
+        return LOOK_SECONDS
 
-    def _not_claimed(self, reason: Failure) -> None:
-        if reason.check(CancelledError) and not self._running:
+    def _not_claimed(self, reason: Failure, seconds: float | None) -> None:
+        if seconds is None and reason.check(CancelledError):
             return
         if reason.check(DatabaseUnavailable, psycopg2.OperationalError):
             if not self._is_away:
@@ -132,18 +128,6 @@ class Worker:
             self._is_away = True
         else:
             log.failure("The queue of commissioning could not be read, on an error of this process's own", reason)
-
-    async def _claim(self) -> None:
-        while self._again and self._running:
-            free = self._concurrency - len(self._busy)
-            if free <= 0:
-                return  # whoever ends wakes it again
-            self._again = False
-            works = await self._queue.claim(free, self._busy.keys())
-            self._is_away = False
-            for work in works:
-                self._begin(work)
-            self._again = self._again or len(works) == free
 
     def _begin(self, work: Work) -> None:
         def ended(_: object) -> None:
@@ -156,7 +140,7 @@ class Worker:
         working.addCallback(ended)
 
     def _did_not_work(self, reason: Failure, work: Work) -> None:
-        if reason.check(CancelledError, DatabaseUnavailable) and not self._running:
+        if reason.check(CancelledError, DatabaseUnavailable) and not self._claiming.is_started:
             return
         log.failure(
             "Step {step} of {node} was left, on an error of this process's own [{correlation}]",
@@ -201,11 +185,11 @@ class Worker:
                 return None
             except DatabaseUnavailable as error:
                 reason = Failure(error)
-                if not self._running:
+                if not self._claiming.is_started:
                     raise
                 losses += await self._is_to_blame(error)
             except CancelledError as error:
-                if not self._running:
+                if not self._claiming.is_started:
                     raise
                 return Failure(error)
             except Exception as error:  # noqa: BLE001  # whatever it was: it is logged and recorded

@@ -16,6 +16,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from region.database import Database, DatabaseUnavailable
 from region.images.disk import free_bytes
@@ -29,6 +30,7 @@ from region.images.uploads import UploadStore
 from region.upstream import Source, SourceFailed
 from rpc.blobs import BlobStore
 from rpc.fetch import RunInThread
+from rpc.waking import Waker
 
 log = Logger()
 
@@ -102,45 +104,31 @@ class Importer:
         self._imported: tuple[Source | SourceFailed, ...] | None = None
         self._wanted: str | None = None
         self._reasons: dict[int, str] = {}
-        self._started = False
-        self._working: Deferred[None] | None = None
-        self._waiting: list[Deferred[None]] = []
-        self._woken = False
-        self._again: IDelayedCall | None = None
         self._settling: IDelayedCall | None = None
-        self._follow_this = False
-        self._backoff = DATABASE_RETRY_SECONDS[0]
+        self._waker = Waker(self._run_queued, clock, retry=DATABASE_RETRY_SECONDS, failed=self._failed)
 
     def start(self) -> None:
         """Begin: end what an earlier process left unfinished, run what is queued, and import as it was set up."""
-        self._started = True
         self._sources.listen(self._edited)
         self._database.listen(CANCEL_CHANNEL, self._cancel_notified)
         if self._interval:
             self._timer.start(self._interval, now=False).addErrback(_log_failure)
         if self._at_start:
             self._want("start")
-        self._wake()
+        self._waker.start()
 
     async def stop(self) -> None:
         """Stop; an import that is running is cancelled, or if it is publishing already, ends first."""
-        self._started = False
-        for call in (self._again, self._settling):
-            if call is not None and call.active():
-                call.cancel()
+        run = self._run
+        # Without a run it waits for the database.
+        stopped = self._waker.stop(0.0 if run is None else STOP_SECONDS)
+        if self._settling is not None and self._settling.active():
+            self._settling.cancel()
         if self._timer.running:
             self._timer.stop()
-        working = self._working
-        if working is None:
-            return
-        if self._run is None:
-            working.cancel()  # it waits for the database
-        else:
-            self._run.cancel("the region was stopped; what was fetched is kept for the next import")
-        too_long = self._clock.callLater(STOP_SECONDS, working.cancel)
-        await self.when_idle()
-        if too_long.active():
-            too_long.cancel()
+        if run is not None:
+            run.cancel("the region was stopped; what was fetched is kept for the next import")
+        await stopped
 
     async def request(self, trigger: str = "request") -> int:
         """Ask for an import; its id. If one is queued already, that one will do: it reads the sources when it begins.
@@ -149,7 +137,7 @@ class Importer:
         :raises DatabaseUnavailable: if it could not be queued.
         """
         job_id = await self.jobs.enqueue(trigger)
-        self._wake()
+        self._waker.wake()
         return job_id
 
     async def cancel(self, reason: str = "cancelled on request") -> tuple[int, ...]:
@@ -166,27 +154,22 @@ class Importer:
             if job.is_running and (run is None or job.id != run.job.id):
                 await self._database.query("SELECT pg_notify(%s, %s)", (CANCEL_CHANNEL, str(job.id)))
                 cancelled.append(job.id)
-                self._wake()  # if the one that ran it is dead, this ends it
+                self._waker.wake()  # if the one that ran it is dead, this ends it
         return tuple(cancelled)
 
     @property
     def is_started(self) -> bool:
         """Whether it was started and not stopped."""
-        return self._started
+        return self._waker.is_started
 
     @property
     def is_busy(self) -> bool:
         """Whether this region process is importing, cleaning up after an import, or looking for something to do."""
-        return self._working is not None
+        return self._waker.is_working
 
     def when_idle(self) -> Deferred[None]:
         """Fires when :attr:`is_busy` is false; also then, more may be asked for at any time."""
-        idle: Deferred[None] = Deferred()
-        if self._working is None:
-            idle.callback(None)
-        else:
-            self._waiting.append(idle)
-        return idle
+        return self._waker.when_idle()
 
     @property
     def is_running(self) -> bool:
@@ -209,22 +192,19 @@ class Importer:
         except DatabaseUnavailable as error:
             log.warn("An import ({trigger}) is queued later: {reason}", trigger=trigger, reason=str(error))
             self._wanted = trigger
-        self._wake()
+        self._waker.wake()
 
     def _edited(self, payload: str) -> None:
         """A source was changed, or (with an empty payload) may have been while nobody listened."""
-        if not self._started or (not payload and self._imported is None):
+        if not self._waker.is_started or (not payload and self._imported is None):
             return
-        self._follow_this |= self._follow_edits or self.is_running
         if self._settling is not None and self._settling.active():
             self._settling.reset(SETTLE_SECONDS)
-        else:
+        elif self._follow_edits or self.is_running:
             self._settling = self._clock.callLater(SETTLE_SECONDS, self._settled)
 
     def _settled(self) -> None:
-        follow, self._follow_this = self._follow_this, False
-        if follow:
-            Deferred.fromCoroutine(self._follow()).addErrback(_log_failure)
+        Deferred.fromCoroutine(self._follow()).addErrback(_log_failure)
 
     async def _follow(self) -> None:
         try:
@@ -242,43 +222,17 @@ class Importer:
 
     # What runs them
 
-    def _wake(self) -> None:
-        """See whether there is something to do; if that is being seen to already, once more after it."""
-        self._woken = True
-        if self._started and self._working is None:
-            self._working = Deferred.fromCoroutine(self._work())
-            self._working.addErrback(_log_failure)
-            self._working.addBoth(self._worked)
-
-    def _worked(self, _: object) -> None:
-        self._working = None
-        if self._woken:
-            self._wake()
-        if self._working is None:
-            waiting, self._waiting = self._waiting, []
-            for idle in waiting:
-                idle.callback(None)
-
-    async def _work(self) -> None:
-        self._woken = False
-        try:
-            waits = await self._run_queued()
-        except DatabaseUnavailable as error:
-            seconds = self._next_backoff()
-            log.warn("Imports wait for the database, {seconds:g} s: {reason}", seconds=seconds, reason=str(error))
-            self._later(seconds)
-        except CancelledError:
+    def _failed(self, reason: Failure, seconds: float | None) -> None:
+        if seconds is None and reason.check(CancelledError, DatabaseUnavailable):
             log.warn("Importing was broken off, because it did not end while the region was being stopped")
-        except Exception:  # noqa: BLE001 - importing must go on, and what was left is seen to then
-            log.failure("An import broke off, on an error of the region's own")
-            self._later(self._next_backoff())
-        else:
-            self._backoff = DATABASE_RETRY_SECONDS[0]
-            if waits:
-                self._later(LOCK_RETRY_SECONDS)
+        elif reason.check(DatabaseUnavailable):
+            why = str(reason.value)
+            log.warn("Imports wait for the database, {seconds:g} s: {reason}", seconds=seconds, reason=why)
+        else:  # what was left is seen to then
+            log.failure("An import broke off, on an error of the region's own", reason)
 
-    async def _run_queued(self) -> bool:
-        """Run what is queued; whether something is left that has to wait for another region process."""
+    async def _run_queued(self) -> float | None:
+        """Run what is queued; when to look again (in seconds) if something has to wait for another region process."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
             try:
@@ -287,14 +241,14 @@ class Importer:
                 self._wanted = self._wanted or wanted
                 raise
         if not await self.jobs.unfinished():
-            return False
+            return None
         async with self._database.session() as session:
             if not await try_lock(session):
-                return True
+                return LOCK_RETRY_SECONDS
             for left in await self.jobs.abandon(session, self._reasons):
                 log.warn("Import {job} did not end: {outcome}", job=left.id, outcome=left.outcome)
             self._reasons.clear()
-            while self._started and (job := await self.jobs.claim(session)) is not None:
+            while self._waker.is_started and (job := await self.jobs.claim(session)) is not None:
                 self._run = run = ImportRun(self._parts, session, job)
                 try:
                     await run.run()
@@ -310,17 +264,7 @@ class Importer:
                 finally:
                     self._imported = run.sources
                     self._run = None
-        return False
-
-    def _later(self, seconds: float) -> None:
-        if self._started:
-            if self._again is not None and self._again.active():
-                self._again.cancel()
-            self._again = self._clock.callLater(seconds, self._wake)
-
-    def _next_backoff(self) -> float:
-        seconds, self._backoff = self._backoff, min(self._backoff * 2, DATABASE_RETRY_SECONDS[1])
-        return seconds
+        return None
 
 
 async def _ended(run: ImportRun) -> None:

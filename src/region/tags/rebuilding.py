@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import LoopingCall
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from region.database import Database, DatabaseUnavailable, Session
 from region.nodes.values import NodeName
 from region.tags.evaluation import Tagger
 from region.tags.evaluator import Evaluated, Evaluator, NotEvaluated
 from region.tags.store import CHANNEL, Tag, advance, finish, give_up, next_nodes, pending
+from rpc.waking import Waker
 
 log = Logger()
 
@@ -53,98 +54,47 @@ class Rebuilder:
         self._database = database
         self._tagger = tagger
         self._new_evaluator = evaluator
-        self._clock = clock
-        self._timer = LoopingCall(self.wake)
-        self._timer.clock = clock
-        self._started = False
-        self._woken = False
-        self._working: Deferred[None] | None = None
-        self._waiting: list[Deferred[None]] = []
-        self._again: IDelayedCall | None = None
-        self._backoff = RETRY_SECONDS[0]
+        self._waker = Waker(self._work, clock, retry=RETRY_SECONDS, failed=self._not_done)
         self._failed: dict[tuple[int, int], int] = {}
         self._stuck: tuple[int, int] = (0, 0)
 
     def start(self) -> None:
         """Begin: also with what was left unfinished."""
-        self._started = True
         self._database.listen(CHANNEL, lambda payload: self.wake())
-        timing = self._timer.start(LOOK_SECONDS, now=True)
-        timing.addErrback(lambda reason: log.failure("Changed tags are noticed late from now on", reason))
+        self._waker.start()
 
     def stop(self) -> Deferred[None]:
         """End; what is under way is broken off, and whoever does it next goes on from the last batch."""
-        self._started = False
-        if self._timer.running:
-            self._timer.stop()
-        if self._again is not None and self._again.active():
-            self._again.cancel()
-        if self._working is not None:
-            self._working.cancel()
-        return self.when_idle()
+        return self._waker.stop()
 
     def when_idle(self) -> Deferred[None]:
         """Fires when nothing is being evaluated; more may come at any time."""
-        idle: Deferred[None] = Deferred()
-        if self._working is None:
-            idle.callback(None)
-        else:
-            self._waiting.append(idle)
-        return idle
+        return self._waker.when_idle()
 
     def wake(self) -> None:
         """See whether there is something to evaluate; if that is being done already, once more after it."""
-        self._woken = True
-        if self._started and self._working is None:
-            self._working = Deferred.fromCoroutine(self._work())
-            self._working.addErrback(
-                lambda reason: log.failure("Evaluating tags ended in a way nobody foresaw", reason)
-            )
-            self._working.addCallback(self._worked)
+        self._waker.wake()
 
-    def _worked(self, _: object) -> None:
-        self._working = None
-        if self._woken:
-            self.wake()
-        if self._working is None:
-            waiting, self._waiting = self._waiting, []
-            for idle in waiting:
-                idle.callback(None)
-
-    async def _work(self) -> None:
-        self._woken = False
-        try:
-            if not await pending(self._database):
-                return
+    async def _work(self) -> float:
+        if await pending(self._database):
             async with self._database.session() as session:
                 row = await session.one("SELECT pg_try_advisory_lock(%s, %s)", LOCK)
-                if row == (True,):
+                if row == (True,):  # otherwise another process is at it; unless it ends, there is nothing to do
                     await self._rebuild(session)
-                else:
-                    self._later(RETRY_SECONDS[1])  # another process is at it; unless it ends, there is nothing to do
-        except CancelledError:
-            log.info("Evaluating tags was broken off, because the region is stopping")
-            return
-        except (DatabaseUnavailable, NotEvaluated) as error:
-            log.warn("Evaluating tags waits: {reason}", reason=str(error))
-        except Exception:  # noqa: BLE001 - it must go on, and is tried again
-            log.failure("Evaluating tags broke off, on an error of the region's own")
-        else:
-            self._backoff = RETRY_SECONDS[0]
-            return
-        self._later(self._backoff)
-        self._backoff = min(self._backoff * 2, RETRY_SECONDS[1])
+        return LOOK_SECONDS
 
-    def _later(self, seconds: float) -> None:
-        if self._started:
-            if self._again is not None and self._again.active():
-                self._again.cancel()
-            self._again = self._clock.callLater(seconds, self.wake)
+    def _not_done(self, reason: Failure, seconds: float | None) -> None:
+        if reason.check(CancelledError) and seconds is None:
+            log.info("Evaluating tags was broken off, because the region is stopping")
+        elif reason.check(DatabaseUnavailable, NotEvaluated):
+            log.warn("Evaluating tags waits: {reason}", reason=str(reason.value))
+        else:
+            log.failure("Evaluating tags broke off, on an error of the region's own", reason)
 
     async def _rebuild(self, session: Session) -> None:
         evaluator = self._new_evaluator()
         try:
-            while self._started and session.alive and (tags := await pending(self._database)):
+            while self._waker.is_started and session.alive and (tags := await pending(self._database)):
                 nodes = await next_nodes(self._database, tags[0].position, BATCH)
                 if nodes:
                     await self._batch(tags, nodes, evaluator)
@@ -162,7 +112,7 @@ class Rebuilder:
         done = tags[0].position
         try:
             for node in nodes:
-                if not self._started:
+                if not self._waker.is_started:
                     break
                 wanted = [tag for tag in remaining if tag.position < node.id]
                 evaluated = await self._one(node, wanted, evaluator)
