@@ -108,6 +108,13 @@ class Files:
             return None
         return Identity(found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
+    def is_directory(self, path: Path) -> bool:
+        """Whether ``path`` is a directory, and no link to one."""
+        try:
+            return stat.S_ISDIR(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     def free_bytes(self, path: Path) -> int:
         """How many bytes an ordinary user may still write on the file system of ``path``."""
         return shutil.disk_usage(path).free

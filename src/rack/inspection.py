@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from rack.files import Files
 from rack.inventory import NO_GENERATION, Damage, Inventory
@@ -112,12 +112,18 @@ class Inspector:
         unverified: dict[str, str] = {}
         for image in images:
             directory = base / directory_of(image)
+            found = []
             for file in image.files:
                 if file.sha256 not in unverified:
                     unverified[file.sha256] = self.unverified(file.sha256, file.size)
                 reason = unverified[file.sha256] or self._elsewhere(directory / file.name, file)
                 if reason:
-                    yield Damage(image.key, file.name, file.sha256, reason)
+                    found.append(Damage(image.key, file.name, file.sha256, reason))
+            if found and not self.files.is_directory(directory):
+                # The image was left out when the snapshot was made; what counts is what it still lacks.
+                lacking = [damage for damage in found if unverified[damage.sha256]] or found
+                found = [evolve(damage, absent=True) for damage in lacking]
+            yield from found
 
     def _elsewhere(self, path: Path, file: ImageFile) -> str:
         """Why ``path`` is not the file in the cache that was verified, as a phrase; "" if it is."""

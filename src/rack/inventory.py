@@ -19,12 +19,16 @@ NO_GENERATION: Final = -1
 
 @frozen
 class Damage:
-    """A file of the snapshot that is missing or not what it should be; ``reason`` follows the file's name."""
+    """A file of the snapshot that is missing or not what it should be; ``reason`` follows the file's name.
+
+    ``absent``: nothing has happened to it; its image was left out of the snapshot, because it could not be had.
+    """
 
     image: ImageKey
     file: str
     sha256: str
     reason: str = field(eq=False)  # how it is known may change; what is damaged stays the same
+    absent: bool = field(default=False, eq=False)
 
     def __str__(self) -> str:
         return f"{self.image}: {self.file} {self.reason}"

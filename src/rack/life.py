@@ -1,12 +1,14 @@
 """What states does a rack's syncing have, and what happens in each?
 
-A newer request stops the sync under way and takes its place when that has ended. A failed sync is tried again, ever
-more seldom; a cancelled one only when somebody asks. :data:`Machine` is the table, to be read from top to bottom.
+A newer request stops the sync under way and takes its place when that has ended. A sync that failed, or could not have
+everything, is tried again, ever more seldom; a cancelled one only when somebody asks. :data:`Machine` is the table, to
+be read from top to bottom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from attrs import define, field, frozen
@@ -17,16 +19,17 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from rack.assignment import Assignment
+from rack.inventory import Damage
 from rack.rate import Rate
 from rack.steps import DiskFull, SyncFailed, Syncs, SyncState
-from rack.stop import CANCELLED, FAILED, SUPERSEDED, SYNCED, UNCHANGED, Stop, Stopped
-from rpc.events import DISK_FULL, SYNC_ENDED, SYNC_FAILED, SYNC_STARTED, SYNC_STOPPED
+from rack.stop import CANCELLED, FAILED, PARTIAL, SUPERSEDED, SYNCED, UNCHANGED, Stop, Stopped
+from rpc.events import DISK_FULL, SYNC_ENDED, SYNC_FAILED, SYNC_INCOMPLETE, SYNC_STARTED, SYNC_STOPPED
 
 log = Logger()
 
 SYNCS: Final = Counter(
     "stanchion_syncs",
-    "Syncs that have ended, by outcome (synced, unchanged, failed, superseded, cancelled).",
+    "Syncs that have ended, by outcome (synced, unchanged, partial, failed, superseded, cancelled).",
     ["outcome"],
 )
 
@@ -39,7 +42,8 @@ FIRST_RETRY: Final = 15.0
 
 @frozen
 class Result:
-    """How a sync ended: ``outcome`` is ``synced``, ``unchanged``, ``failed``, ``superseded`` or ``cancelled``.
+    """How a sync ended: ``outcome`` is ``synced``, ``unchanged``, ``partial``, ``failed``, ``superseded`` or
+    ``cancelled``; ``partial`` when images are not held because the region cannot give their files now.
 
     ``generation`` and ``digest`` are what the rack holds now, ``reason`` is a sentence unless it ended well, and
     ``bytes_fetched`` came over the wire for ``files_fetched`` whole files (and maybe parts of others).
@@ -91,6 +95,9 @@ class Inputs(Protocol):
     def succeeded(self, result: Result) -> None:
         """The sync ended well."""
 
+    def incomplete(self, result: Result, lacking: tuple[Damage, ...]) -> None:
+        """The sync ended, and the rack holds all that can be had."""
+
     def failed(self, result: Result) -> None:
         """The sync ended with an error."""
 
@@ -118,6 +125,8 @@ class Core:
     last_success: float | None = None
     failures: int = 0
     failure: str = ""
+    lacking: tuple[Damage, ...] = ()
+    """What the last sync found that the region cannot give."""
     stopped: Deferred[None] = field(factory=Deferred)
 
     def start(self, inputs: Inputs, run: Run) -> None:
@@ -132,14 +141,19 @@ class Core:
         going.addErrback(lambda reason: log.failure("The end of a sync could not be told", reason))
 
     async def _go(self, inputs: Inputs, run: Run) -> None:
-        tell, reason, kind = inputs.succeeded, "", SYNC_ENDED
+        tell: Callable[[Result], object] = inputs.succeeded
+        reason, kind = "", SYNC_ENDED
         try:
             async with self.lock:
-                changed = await self.syncs.perform(
+                done = await self.syncs.perform(
                     run.assignment, run.stop, lambda state: self._show(run, state), self.announce
                 )
-            outcome = SYNCED if changed else UNCHANGED
-            self.last_success = self.clock.seconds()
+            if done.lacking:
+                outcome, reason, kind = PARTIAL, done.reason, SYNC_INCOMPLETE
+                tell = partial(inputs.incomplete, lacking=done.lacking)
+            else:
+                outcome = SYNCED if done.changed else UNCHANGED
+                self.last_success = self.clock.seconds()
         except Stopped as stopped:
             tell, outcome, reason, kind = inputs.halted, stopped.outcome, str(stopped), SYNC_STOPPED
         except SyncFailed as failure:
@@ -158,7 +172,7 @@ class Core:
         if outcome == FAILED:
             log.error(ended + " {reason}", **said)
         else:
-            log.info(ended + (" {reason}" if reason else ""), **said)
+            (log.warn if outcome == PARTIAL else log.info)(ended + (" {reason}" if reason else ""), **said)
         if run.is_told or outcome in (FAILED, SYNCED):
             files, size = result.files_fetched, result.bytes_fetched
             fetched = f"{outcome} after {seconds:.1f} s, {files} files and {size} bytes fetched"
@@ -196,6 +210,15 @@ class Core:
         run, self.next = self.next, None
         if run is not None:
             run.tell(self.result(outcome, reason))
+
+    def try_again(self, inputs: Inputs, result: Result) -> None:
+        """A sync ended without all being there: look again, the later the more often that was in vain."""
+        seconds = min(FIRST_RETRY * 2.0 ** min(self.failures, 30), self.interval) * (1 + self.jitter() / 4)
+        self.failures += 1
+        log.info("The next try is in {seconds} s.", seconds=round(seconds, 1))
+        self.end(result)
+        self.look_in(inputs, seconds)
+        self.announce()
 
     def look_in(self, inputs: Inputs, seconds: float) -> None:
         """Look again after so many seconds."""
@@ -282,7 +305,7 @@ def _cancel(inputs: Inputs, core: Core) -> None:
 
 @_syncing.upon(Inputs.succeeded).to(_idle)
 def _succeeded(inputs: Inputs, core: Core, result: Result) -> None:
-    core.failures, core.failure = 0, ""
+    core.failures, core.failure, core.lacking = 0, "", ()
     core.end(result)
     # Something may have been found damaged after it was looked at.
     core.look_in(inputs, core.interval if core.syncs.store.inventory.is_whole else LOOK_SOON)
@@ -291,17 +314,21 @@ def _succeeded(inputs: Inputs, core: Core, result: Result) -> None:
 
 @_syncing.upon(Inputs.failed).to(_retrying)
 def _failed(inputs: Inputs, core: Core, result: Result) -> None:
-    seconds = min(FIRST_RETRY * 2.0 ** min(core.failures, 30), core.interval) * (1 + core.jitter() / 4)
-    core.failures, core.failure = core.failures + 1, result.reason
-    log.info("The next try is in {seconds} s.", seconds=round(seconds, 1))
-    core.end(result)
-    core.look_in(inputs, seconds)
-    core.announce()
+    core.failure, core.lacking = result.reason, ()
+    core.try_again(inputs, result)
+
+
+@_syncing.upon(Inputs.incomplete).to(_retrying)
+def _incomplete(inputs: Inputs, core: Core, result: Result, lacking: tuple[Damage, ...]) -> None:
+    core.failure, core.lacking = "", lacking
+    if result.files_fetched:
+        core.failures = 0  # more of it came; so may the rest
+    core.try_again(inputs, result)
 
 
 @_syncing.upon(Inputs.halted).to(_paused)
 def _halted(inputs: Inputs, core: Core, result: Result) -> None:
-    core.failures, core.failure = 0, ""
+    core.failures, core.failure, core.lacking = 0, "", ()
     core.end(result)
     core.announce()
 
@@ -310,9 +337,14 @@ def _halted(inputs: Inputs, core: Core, result: Result) -> None:
 @_replacing.upon(Inputs.failed).to(_syncing)
 @_replacing.upon(Inputs.halted).to(_syncing)
 def _go_on(inputs: Inputs, core: Core, result: Result) -> None:
-    core.failures, core.failure = 0, ""
+    core.failures, core.failure, core.lacking = 0, "", ()
     core.end(result)
     core.go_on(inputs)
+
+
+@_replacing.upon(Inputs.incomplete).to(_syncing)
+def _go_on_incomplete(inputs: Inputs, core: Core, result: Result, lacking: tuple[Damage, ...]) -> None:
+    _go_on(inputs, core, result)
 
 
 @_idle.upon(Inputs.stop).to(_stopped)
@@ -337,6 +369,11 @@ def _stop_sync(inputs: Inputs, core: Core) -> None:
 def _last_ended(inputs: Inputs, core: Core, result: Result) -> None:
     core.end(result)
     core.stopped.callback(None)
+
+
+@_stopping.upon(Inputs.incomplete).to(_stopped)
+def _last_ended_incomplete(inputs: Inputs, core: Core, result: Result, lacking: tuple[Damage, ...]) -> None:
+    _last_ended(inputs, core, result)
 
 
 _stopping.upon(Inputs.cancel).loop().returns(None)

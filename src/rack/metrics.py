@@ -14,7 +14,7 @@ from rack.inventory import NO_GENERATION
 from rack.sync import Synchroniser
 from rpc.metrics import gauge
 
-STATES: Final = ("empty", "ready", "syncing", "failed")
+STATES: Final = ("empty", "ready", "partial", "syncing", "failed")
 
 
 class RackMetrics(Collector):
@@ -52,7 +52,10 @@ class RackMetrics(Collector):
         yield gauge(
             "stanchion_images_held", "Images that are held and verified.", values=len(inventory.manifest.images)
         )
-        yield gauge("stanchion_images_damaged", "Files that are damaged.", values=len(inventory.damaged))
+        yield gauge(
+            "stanchion_images_damaged", "Files that should be held, and are damaged or could not be had.",
+            values=len(inventory.damaged),
+        )  # fmt: skip
         held = sum(inventory.manifest.blobs.values())
         yield gauge("stanchion_blobs_bytes", "Bytes of the images' files.", values=held)
         yield gauge(

@@ -12,19 +12,19 @@ import fcntl
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from twisted.logger import Logger
 
 from rack.files import Files
 from rack.inspection import MANIFEST_NAME, Inspector, SnapshotError, directory_of, is_name, number_of
 from rack.inventory import NO_GENERATION, NOTHING, Damage, Inventory
 from rpc.blobs import STALE, BlobStore, Swept
-from rpc.manifest import Manifest
+from rpc.manifest import ImageKey, Manifest
 
 log = Logger()
 
@@ -185,25 +185,30 @@ class SnapshotStore:
                 self._replace(_Held(current.name, found), since)
         return self.inventory
 
-    def install(self, generation: int, manifest: Manifest) -> Inventory:
+    def install(self, generation: int, manifest: Manifest, lacking: Iterable[Damage] = ()) -> Inventory:
         """Make a snapshot of ``manifest`` from the cache, check it, and make it the current one.
 
+        :param lacking: files that cannot be had: their images are left out, and the inventory names them beside it.
         :raises SnapshotError: if a file is not verified in the cache, or was found changed in the new snapshot.
         :raises OSError: if the disk fails or is full. In both cases the old snapshot stays current.
         """
         name = self._free_name(generation, manifest)
         building = self._snapshots / (_BUILDING + name)
         final = self._snapshots / name
+        absent = {(damage.image, damage.file): damage for damage in lacking}
+        left_out = {damage.image for damage in absent.values()}
         try:
-            self._build(building, manifest)
+            self._build(building, manifest, left_out)
             self._files.rename(building, final)
             self._files.sync(self._snapshots)
             since = len(self._withdrawn)
             inventory = self._inspector.inspect(self._snapshots / name)
-            if inventory.damaged:
-                raise SnapshotError(
-                    f"the new snapshot {name} is not whole: " + "; ".join(map(str, inventory.damaged[:3]))
-                )
+            damaged = [damage for damage in inventory.damaged if damage.image not in left_out]
+            if damaged:
+                raise SnapshotError(f"the new snapshot {name} is not whole: " + "; ".join(map(str, damaged[:3])))
+            if left_out:
+                told = (absent.get((damage.image, damage.file), damage) for damage in inventory.damaged)
+                inventory = evolve(inventory, damaged=tuple(told))
             self._flip(_Held(name, inventory), since)
         except Exception:  # raised again, whatever it is, once the space is given back
             self._discard(building)
@@ -301,7 +306,7 @@ class SnapshotStore:
         names = [plain, *(f"{plain}.{count}" for count in range(2, len(taken) + 3))]
         return next(name for name in names if name not in taken)
 
-    def _build(self, base: Path, manifest: Manifest) -> None:
+    def _build(self, base: Path, manifest: Manifest, left_out: Collection[ImageKey] = ()) -> None:
         if any(image.os == MANIFEST_NAME for image in manifest.images):
             raise SnapshotError(f"an image's os is {MANIFEST_NAME!r}, which is the name of the snapshot's manifest")
         if base.exists():
@@ -309,6 +314,8 @@ class SnapshotStore:
         self._files.make_directory(base)
         directories = {base}
         for image in manifest.images:
+            if image.key in left_out:
+                continue
             self._inspector.check()
             directory = base / directory_of(image)
             for parent in (*reversed(directory.parents), directory):

@@ -1,8 +1,9 @@
 """How is one sync done? The manifest by its digest, what is missing of it, a snapshot, and then it is current.
 
 Up to the moment when the new snapshot is current, nothing of what is held changes, whatever fails; after it, nothing
-can make the sync fail any more. What was fetched by a sync that failed or was stopped is there for the next one, except
-when the disk was full: then the space is given back.
+can make the sync fail any more. Images whose files the region says that it cannot give now are left out of the
+snapshot, unless the rack would lose an older version of one by that: then it stays where it is. What was fetched by a
+sync that failed or was stopped is there for the next one, except when the disk was full: then the space is given back.
 """
 
 from __future__ import annotations
@@ -61,6 +62,25 @@ class Fetches(Protocol):
 
 
 @frozen
+class Done:
+    """How a sync ended that did not fail: whether it ``changed`` anything, and what the rack lacks of the generation
+    because the region cannot give it now; nothing of what was held before was given up for that."""
+
+    changed: bool
+    lacking: tuple[Damage, ...] = ()
+    images: int = 0
+    """How many images the generation lists."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is not all, as a sentence; "" if it is."""
+        if not self.lacking:
+            return ""
+        count = len({damage.image for damage in self.lacking})
+        return f"{count} of {self.images} images cannot be had now: {named(self.lacking)}"
+
+
+@frozen
 class SyncState:
     """How far a sync is: its ``step`` (checking, manifest, fetching, installing), and files and bytes of those that
     were missing. ``bytes_read`` came over the wire. ``current`` says what is being fetched."""
@@ -95,12 +115,11 @@ class Syncs:
         stop: Stop,
         show: Callable[[SyncState], object],
         changed: Callable[[], object],
-    ) -> bool:
-        """Make the rack hold what ``assignment`` says.
+    ) -> Done:
+        """Make the rack hold what ``assignment`` says, or as much of it as can be had.
 
         :param show: is given how far the sync is, whenever that changes; the last is how far it got.
         :param changed: is called when what is held has changed.
-        :return: whether that changed anything.
         :raises SyncFailed: with the reason. What was held before is held still.
         :raises Stopped: if ``stop`` said so; likewise.
         """
@@ -129,13 +148,14 @@ class Syncs:
         if inventory.damaged == self._told:
             return
         self._told = inventory.damaged
-        damaged = [str(damage) for damage in inventory.damaged]
-        for damage in damaged:
-            log.error("Damaged in generation {generation}: {damage}", generation=inventory.generation, damage=damage)
-        if damaged:
-            more = f"; and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else ""
-            text = f"Generation {inventory.generation}: {'; '.join(damaged[:_SHOWN])}{more}"
-            self.happened(DAMAGE_FOUND, text)
+        generation = inventory.generation
+        for damage in inventory.damaged:
+            if damage.absent:
+                log.warn("Not held of generation {generation}: {lack}", generation=generation, lack=str(damage))
+            else:
+                log.error("Damaged in generation {generation}: {damage}", generation=generation, damage=str(damage))
+        if damaged := [damage for damage in inventory.damaged if not damage.absent]:
+            self.happened(DAMAGE_FOUND, f"Generation {generation}: {named(damaged)}")
 
     async def _tidy(self, keep: Mapping[str, int] | None = None, *, stale_after: float | None = None) -> None:
         """Remove what is not needed any more. That this fails does not make a sync fail; it is logged."""
@@ -163,7 +183,7 @@ class _Sync:
     changed: Callable[[], object]
     state: SyncState = field(factory=SyncState, init=False)
 
-    async def run(self) -> bool:
+    async def run(self) -> Done:
         store, thread = self.syncs.store, self.syncs.run_in_thread
         assignment = self.assignment
         self._at("checking")
@@ -175,26 +195,59 @@ class _Sync:
             self.changed()
         if inventory.holds(assignment.generation, assignment.digest):
             await self.syncs._tidy()
-            return False
+            return Done(False)
         if inventory.generation != NO_GENERATION and inventory.listed.digest == assignment.digest:
             manifest = inventory.listed
         else:
             manifest = await self._fetch_manifest()
         self.stop.check()
         missing = await thread(store.missing, manifest)
+        lacking: tuple[Damage, ...] = ()
         if missing:
             await self._make_room(manifest, missing)
-            await self._fetch(manifest, missing)
+            lacking = self._lacking(manifest, await self._fetch(manifest, missing))
+            self._require_no_loss(lacking)
+        done = Done(True, lacking, len(manifest.images))
+        if lacking and self._is_all_there_is(manifest, lacking):
+            await self.syncs._tidy()
+            return evolve(done, changed=False)
         self._at("installing")
         self.stop.no_more()
         try:
-            await thread(store.install, assignment.generation, manifest)
+            await thread(store.install, assignment.generation, manifest, lacking)
         except SnapshotError as error:
             raise SyncFailed(str(error)) from error
         self.syncs.tell_damage(store.inventory)
         self.changed()
         await self.syncs._tidy()
-        return True
+        return done
+
+    @staticmethod
+    def _lacking(manifest: Manifest, withheld: Mapping[str, str]) -> tuple[Damage, ...]:
+        """Which files of which images the region cannot give now."""
+        return tuple(
+            Damage(image.key, file.name, file.sha256, f"is not here: {withheld[file.sha256]}", absent=True)
+            for image in manifest.images
+            for file in image.files
+            if file.sha256 in withheld
+        )
+
+    def _require_no_loss(self, lacking: Sequence[Damage]) -> None:
+        """:raises SyncFailed: if the rack holds a version of an image that it could not hold in the new snapshot."""
+        held = self.syncs.store.inventory
+        kept = [damage for damage in lacking if damage.image in held.manifest.by_key]
+        if kept:
+            raise SyncFailed(
+                f"the rack stays at generation {held.generation}, whose version of what follows it would lose: "
+                f"{named(kept)}"
+            )
+
+    def _is_all_there_is(self, manifest: Manifest, lacking: Sequence[Damage]) -> bool:
+        """Whether the rack holds all of the generation that can be had."""
+        held = self.syncs.store.inventory
+        wanted = manifest.by_key.keys() - {damage.image for damage in lacking}
+        is_same = (held.generation, held.listed.digest) == (self.assignment.generation, manifest.digest)
+        return is_same and held.manifest.by_key.keys() == wanted
 
     def _at(self, step: str, **changes: Any) -> None:
         self.state = evolve(self.state, step=step, current=(), **changes)
@@ -231,7 +284,11 @@ class _Sync:
             f"but {free} are free; make room, or select fewer images"
         )
 
-    async def _fetch(self, manifest: Manifest, missing: Mapping[str, int]) -> None:
+    async def _fetch(self, manifest: Manifest, missing: Mapping[str, int]) -> Mapping[str, str]:
+        """Fetch what is missing; of what the region cannot give now, by sha256, why.
+
+        :raises SyncFailed: if something could not be fetched for any other reason.
+        """
         self._at("fetching", files=len(missing), bytes=sum(missing.values()))
         wanted = self._wanted(manifest, missing)
         results = await self.stop.interruptible(self.syncs.fetcher.fetch(wanted, self._progressed))
@@ -244,14 +301,16 @@ class _Sync:
             ),
         )
         if not failures:
-            return
+            return {}
         self.syncs.refused = tuple(failure.sha256 for failure in failures if failure.is_wrong)[:MAX_REFUSED]
         labels = {one.sha256: one.label for one in wanted}
         for failure in failures:
-            log.error(
+            (log.warn if failure.withheld else log.error)(
                 "Could not fetch {label} from {url}: {reason}",
                 label=labels[failure.sha256], url=failure.url, reason=failure.reason,
             )  # fmt: skip
+        if all(failure.withheld for failure in failures):
+            return {failure.sha256: failure.reason for failure in failures}
         told = "; ".join(f"{labels[failure.sha256]}: {failure.reason}" for failure in failures[:_SHOWN])
         more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
         reason = f"{len(failures)} of {len(missing)} files could not be fetched: {told}{more}"
@@ -280,3 +339,9 @@ class _Sync:
                     label = f"{image.key} {image.version} {file.name}"
                     wanted[file.sha256] = Wanted(url, file.sha256, file.size, label)
         return list(wanted.values())
+
+
+def named(damaged: Sequence[Damage]) -> str:
+    """The first few of them, and how many more there are."""
+    more = f"; and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else ""
+    return f"{'; '.join(map(str, damaged[:_SHOWN]))}{more}"

@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 SYNCED: Final = "synced"
 UNCHANGED: Final = "unchanged"
+PARTIAL: Final = "partial"
 FAILED: Final = "failed"
 SUPERSEDED: Final = "superseded"
 CANCELLED: Final = "cancelled"

@@ -8,8 +8,8 @@ there.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from attrs import frozen
 from twisted.internet.defer import Deferred
@@ -17,19 +17,26 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from rack.assignment import Assignment
-from rack.inventory import NO_GENERATION, Inventory
+from rack.inventory import NO_GENERATION, Damage, Inventory
 from rack.life import Core, Machine, Result, Run
 from rack.snapshots import SnapshotStore
-from rack.steps import Syncs
+from rack.steps import Syncs, named
 from rpc.events import Kind
 from rpc.fetch import RunInThread
 
 log = Logger()
 
+SHOWN: Final = 64
+"""Of how many releases a report says why they are not held."""
+
+SHOWN_CHARACTERS: Final = 300
+"""How much of each reason."""
+
 
 @frozen
 class Status:
-    """``state`` is ``empty``, ``ready``, ``syncing`` or ``failed``; ``progress`` is the same for display, as JSON."""
+    """``state`` is ``empty``, ``ready``, ``partial`` (all is held that the region can give now), ``syncing`` or
+    ``failed``; ``progress`` is the same for display, as JSON."""
 
     state: str
     progress: dict[str, Any]
@@ -142,13 +149,15 @@ class Synchroniser:
         if core.run is not None:
             return Status("syncing", self._progress_of(core.run))
         if core.failure or not inventory.is_whole:
-            reason = core.failure or "; ".join(map(str, inventory.damaged[:3]))
-            progress: dict[str, Any] = {"reason": reason}
+            lacking = core.lacking or inventory.damaged
+            progress: dict[str, Any] = {"reason": core.failure or named(lacking)}
             if core.timer is not None:
                 progress["next_try_seconds"] = round(core.timer.getTime() - core.clock.seconds(), 1)
             if core.assignment is not None:
                 progress["generation"] = core.assignment.generation
-            return Status("failed", progress)
+            if core.failure or not (core.lacking or all(damage.absent for damage in inventory.damaged)):
+                return Status("failed", progress)
+            return Status("partial", progress | {"lacking": _shown(lacking)})
         return Status("empty" if inventory.generation == NO_GENERATION else "ready", {})
 
     def _progress_of(self, run: Run) -> dict[str, Any]:
@@ -160,3 +169,15 @@ class Synchroniser:
             "rate": run.rate.per_second(self._core.clock.seconds()) if state.step == "fetching" else None,
             "seconds": round(self._core.clock.seconds() - run.started, 1),
         }  # fmt: skip
+
+
+def _shown(lacking: Sequence[Damage]) -> list[dict[str, str]]:
+    """Which releases have images that are not held, and why, as JSON for people's eyes."""
+    found: dict[tuple[str, str, str], str] = {}
+    for damage in lacking:
+        image = damage.image
+        found.setdefault((image.os, image.release, image.arch), f"{damage.file} {damage.reason}"[:SHOWN_CHARACTERS])
+    return [
+        {"os": os, "release": release, "arch": arch, "reason": reason}
+        for (os, release, arch), reason in list(found.items())[:SHOWN]
+    ]

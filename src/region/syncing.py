@@ -60,6 +60,7 @@ class SyncDriver:
         self._url = url
         self._running: set[tuple[str, int, Link]] = set()
         self._told: dict[str, tuple[Link, int]] = {}
+        self._once_more: set[tuple[str, int, Link]] = set()
 
     def published(self, generation: Published) -> None:
         """Take ``generation`` for the current one from now on, and tell every linked rack."""
@@ -72,10 +73,18 @@ class SyncDriver:
         return {system_id: number for system_id, number, _ in sorted(self._running, key=_newest_first)}
 
     def again(self) -> None:
-        """Tell every linked rack that is not at the current generation once more: what it lacked may be there now."""
+        """Tell every linked rack that is not at the current generation once more: what it lacked may be there now.
+
+        A rack that is fetching may have been refused it a moment ago: it is told when that has ended without all.
+        """
         current = self._current
         for system_id, rack in self._registry.enrolled().items():
-            if current is not None and (rack.generation, rack.digest) != (current.number, current.digest):
+            link = self._registry.link_of(system_id)
+            if current is None or link is None or (rack.generation, rack.digest) == (current.number, current.digest):
+                continue
+            if (run := (system_id, current.number, link)) in self._running:
+                self._once_more.add(run)
+            else:
                 self.consider(system_id, even_if_in_step=True)
 
     def consider(self, system_id: str, *, even_if_in_step: bool = False) -> bool:
@@ -111,10 +120,12 @@ class SyncDriver:
             )
         finally:
             self._running.discard(run)
+            is_to_be_told = run in self._once_more
+            self._once_more.discard(run)
         match outcome:
             case Answered(value):
                 ended, reason = value["outcome"], value["reason"]
-                (log.error if ended == "failed" else log.info)(
+                (log.error if ended == "failed" else log.warn if ended == "partial" else log.info)(
                     "Rack {name}: sync to generation {generation} ended: {outcome}{why}",
                     name=name, rack=system_id, generation=generation.number,
                     outcome=ended, reason=reason, why=f": {reason}" if reason else "",
@@ -126,5 +137,8 @@ class SyncDriver:
                     "it goes on by itself and is told again when it registers.",
                     name=name, rack=system_id, generation=generation.number, why=describe(outcome),
                 )  # fmt: skip
+        if is_to_be_told and isinstance(outcome, Answered) and outcome.value["outcome"] in ("failed", "partial"):
+            self.consider(system_id, even_if_in_step=True)
+            return
         # What was told on a link that was dead already is told on the new one; what was told on this one is not again.
         self.consider(system_id)

@@ -60,7 +60,7 @@ MAX_INSTANCE: Final = 64
 MAX_DEPTH: Final = 16
 """How deeply what a rack shows of its progress may be nested."""
 
-_STATES: Final = frozenset({"empty", "ready", "syncing", "failed"})
+_STATES: Final = frozenset({"empty", "ready", "partial", "syncing", "failed"})
 
 
 def _is_showable(progress: object) -> bool:

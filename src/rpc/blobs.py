@@ -334,6 +334,21 @@ class BlobStore:
             return True
         return sha256 not in keep and path.lstat().st_mtime < oldest
 
+    def note_missing(self, sha256: str, size: int) -> bool:
+        """Whether a blob is missing. One that has been here is noted as damaged, so that it is fetched again."""
+        if self.is_verified(sha256, size):
+            return False
+        if self._log().get(sha256) is not None and sha256 not in self._book().entries:
+            damaged = Damaged(sha256, size, "it is missing from the disk", time.time())
+            self._book().add(damaged)
+            self.log.error("The blob {sha256} ({size} bytes) should be there and is missing", sha256=sha256, size=size)
+            for listener in self.on_damage:
+                listener(damaged)
+        if self.is_verified(sha256, size):  # it came in that moment
+            self._repaired(sha256)
+            return False
+        return True
+
     def flush(self) -> None:
         """Bring the stamps to the disk. Without it a crash costs hashing again, never wrong trust."""
         with self._lock:
@@ -365,6 +380,9 @@ class BlobStore:
 
     def _verified(self, sha256: str, stamp: Stamp) -> None:
         self._log().put(sha256, stamp)
+        self._repaired(sha256)
+
+    def _repaired(self, sha256: str) -> None:
         was = self._book().repaired(sha256)
         if was is not None:
             self.log.info("The blob {sha256} is there again, and right.", sha256=sha256)

@@ -166,9 +166,9 @@ class Register(Command):
 class ReportInventory(Command):
     """Tell the region what the rack holds; answered when that is stored.
 
-    ``generation`` is -1 and ``digest`` empty when it holds none. ``state`` is ``empty``, ``ready``, ``syncing`` or
-    ``failed``. ``progress`` is an object whose fields are for display. ``refused`` is a list of the sha256 of files, at
-    most 64, that came from the region's stream with other bytes, so that the region looks at its own copies.
+    ``generation`` is -1 and ``digest`` empty when it holds none. ``state`` is ``empty``, ``ready``, ``partial``,
+    ``syncing`` or ``failed``. ``progress`` is an object whose fields are for display. ``refused`` lists the sha256 of
+    files, at most 64, that came from the region's stream with other bytes, so that the region looks at its copies.
     """
 
     arguments = [
@@ -256,8 +256,9 @@ class SyncImages(Command):
     """Make the rack hold a generation; answered when the sync has *ended*, so it may take hours.
 
     ``url`` is where the region's stream is; a host ``*`` in it stands for the address that the rack connected to. A
-    second call for the same generation shares the result of the first. ``outcome`` says how it ended, ``generation``
-    and ``digest`` what the rack holds now, ``reason`` is a sentence if it did not end well.
+    second call for the same generation shares the result of the first. ``outcome`` says how it ended
+    (``synced``, ``unchanged``, ``partial``, ``failed``, ``superseded``, ``cancelled``), ``generation`` and ``digest``
+    what the rack holds now, ``reason`` is a sentence if it did not end well.
     """
 
     arguments = [(b"generation", Integer()), (b"digest", Text()), (b"url", Text())]

@@ -43,6 +43,7 @@ class CommandFailed(Exception):
 COLOURS: Final[Mapping[str, str]] = {
     "deployable": "32", "ready": "32", "done": "32", "connected": "32",
     "arriving": "33", "syncing": "33", "queued": "33", "reading": "33", "fetching": "33", "publishing": "33",
+    "partial": "33",
     "warning": "33", "undetermined": "35", "unknown": "31", "failed": "31", "error": "31", "cancelled": "31",
 }  # fmt: skip
 

@@ -54,6 +54,7 @@ REGISTERED: Final = Kind("Registered with a region", Level.INFO)
 LINK_LOST: Final = Kind("Link with a region lost", Level.WARNING)
 SYNC_STARTED: Final = Kind("Sync started", Level.INFO)
 SYNC_ENDED: Final = Kind("Sync ended", Level.INFO)
+SYNC_INCOMPLETE: Final = Kind("Sync incomplete", Level.WARNING)
 SYNC_STOPPED: Final = Kind("Sync stopped", Level.WARNING)
 SYNC_FAILED: Final = Kind("Sync failed", Level.ERROR)
 DISK_FULL: Final = Kind("Disk full", Level.ERROR)
@@ -63,8 +64,8 @@ CERTIFICATE_ENDING: Final = Kind("Certificate ends soon", Level.WARNING)
 EVENTS_LOST: Final = Kind("Events lost", Level.ERROR)
 
 KINDS: Final = (
-    RACK_STARTED, RACK_STOPPED, REGISTERED, LINK_LOST, SYNC_STARTED, SYNC_ENDED, SYNC_STOPPED, SYNC_FAILED, DISK_FULL,
-    DAMAGE_FOUND, DAMAGE_REPAIRED, CERTIFICATE_ENDING, EVENTS_LOST,
+    RACK_STARTED, RACK_STOPPED, REGISTERED, LINK_LOST, SYNC_STARTED, SYNC_ENDED, SYNC_INCOMPLETE, SYNC_STOPPED,
+    SYNC_FAILED, DISK_FULL, DAMAGE_FOUND, DAMAGE_REPAIRED, CERTIFICATE_ENDING, EVENTS_LOST,
 )  # fmt: skip
 
 

@@ -88,12 +88,13 @@ class Fetched:
 @frozen
 class FetchFailed:
     """It could not be had; ``reason`` is one sentence with values, without the URL. ``is_wrong``: all bytes came, and
-    their sha256 was another."""
+    their sha256 was another. ``withheld``: the server has said that it cannot give it now."""
 
     sha256: str
     url: str
     reason: str
     is_wrong: bool = False
+    withheld: bool = False
 
 
 @frozen
@@ -280,7 +281,8 @@ class _Run:
 
 def _both(earlier: Fetched | FetchFailed, later: FetchFailed) -> FetchFailed:
     assert isinstance(earlier, FetchFailed)
-    return evolve(earlier, reason=f"{earlier.reason}; from {later.url}: {later.reason}")
+    reason = f"{earlier.reason}; from {later.url}: {later.reason}"
+    return evolve(earlier, reason=reason, withheld=earlier.withheld and later.withheld)
 
 
 @define(eq=False)
@@ -308,13 +310,13 @@ class _One:
         clock = self.fetcher.reactor
         start = clock.seconds()
         wanted = self.wanted
-        is_wrong = False
+        is_wrong = withheld = False
         try:
             await self._have()
         except CancelledError:
             raise
         except FetchError as error:
-            reason = error.reason
+            reason, withheld = error.reason, error.withheld
         except BlobError as error:
             reason, is_wrong = str(error), isinstance(error, WrongContent)
         except OSError as error:
@@ -324,7 +326,7 @@ class _One:
             reason = f"internal error: {type(error).__name__}: {error}"
         else:
             return Fetched(wanted.sha256, wanted.size, self.bytes_read, clock.seconds() - start)
-        return FetchFailed(wanted.sha256, public(wanted.url), reason, is_wrong)
+        return FetchFailed(wanted.sha256, public(wanted.url), reason, is_wrong, withheld)
 
     async def _have(self) -> None:
         run, wanted = self.fetcher._run, self.wanted

@@ -21,7 +21,7 @@ from twisted.web.client import HTTPConnectionPool, _HTTP11ClientFactory
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import UNKNOWN_LENGTH, IAgent, IPolicyForHTTPS, IResponse
 
-from rpc.http_errors import FetchError, explain, innermost
+from rpc.http_errors import WITHHELD, FetchError, explain, innermost
 from rpc.receiving import Receiver
 from rpc.tunnels import basic, make_agent
 from rpc.urls import public
@@ -30,6 +30,9 @@ MAX_REDIRECTS: Final = 5
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 RETRIABLE: Final = frozenset({408, 425, 429})
 """Statuses below 500 that say that asking again may help."""
+
+_SHOWN: Final = 300
+"""Characters of a server's own words that a reason quotes."""
 
 _DRAINED: Final = 1 << 16
 
@@ -127,6 +130,9 @@ class HttpClient:
         """What an answer that is neither 200 nor 206 means."""
         if answer.status in (200, 206):
             return None
+        if answer.status == 503 and (why := answer.header(WITHHELD)):
+            text = f"the server cannot give it now: it {why[:_SHOWN]}"
+            return FetchError(answer.url, text, status=answer.status, withheld=True)
         wait = answer.header("Retry-After")
         return FetchError(
             answer.url,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from OpenSSL import SSL
 from service_identity import VerificationError
 from twisted.internet import error
@@ -10,22 +12,35 @@ from twisted.internet.defer import CancelledError
 from rpc.tunnels import HeadTooLong, ProxyRefused
 from rpc.urls import public
 
+WITHHELD: Final = "X-Stanchion-Withheld"
+"""The header with which a region says, beside a 503, that it has published a file and cannot give it now, and why: a
+phrase in ASCII whose subject is the file."""
+
 
 class FetchError(Exception):
     """A document or file could not be fetched.
 
     ``reason`` is one sentence that names values; ``retriable`` says whether the same request may do better later, and
     ``retry_after`` how many seconds the server asked to wait, if it did; ``status`` is the HTTP status, or 0.
+    ``withheld``: the server knows the file, and knows that it cannot give it now; to ask again soon is of no use.
     """
 
     def __init__(
-        self, url: str, reason: str, *, retriable: bool = False, status: int = 0, retry_after: float = 0.0
+        self,
+        url: str,
+        reason: str,
+        *,
+        retriable: bool = False,
+        status: int = 0,
+        retry_after: float = 0.0,
+        withheld: bool = False,
     ) -> None:
         self.url = public(url)
         self.reason = reason
         self.retriable = retriable
         self.status = status
         self.retry_after = retry_after
+        self.withheld = withheld
         super().__init__(f"{self.url}: {reason}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from attrs import evolve
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -40,6 +41,7 @@ class Stream:
     def __init__(self, root: Path, blobs: BlobStore, clock: Clock, documents: Mapping[str, bytes]) -> None:
         self.root = root
         self.documents = documents
+        self.withheld: frozenset[str] = frozenset()
         self.fetcher = Fetcher(clock, blobs, run_in_thread=inline, concurrency=2, jitter=lambda: 0.0)
 
     async def read_document(self, url: str, *, limit: int) -> bytes:
@@ -55,8 +57,14 @@ class Stream:
         here = [
             Wanted(f"file://{self.root}/{urlsplit(one.url).path.rpartition('/')[2]}", one.sha256, one.size, one.label)
             for one in wanted
+            if one.sha256 not in self.withheld
         ]
-        return await self.fetcher.fetch(here, progress)
+        withheld = {
+            one.sha256: FetchFailed(one.sha256, one.url, "it was found damaged", withheld=True)
+            for one in wanted
+            if one.sha256 in self.withheld
+        }
+        return {**await self.fetcher.fetch(here, progress), **withheld}
 
 
 def inline(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Deferred[Any]:
@@ -72,8 +80,8 @@ class Process:
         self.blobs = BlobStore(root / "cache")
         self.store = SnapshotStore(root, self.blobs)
         self.store.open()
-        fetches = Stream(upstream, self.blobs, self.clock, documents)
-        syncs = Syncs(self.store, AssignmentFile(root / "assignment.json"), fetches, inline)
+        self.stream = Stream(upstream, self.blobs, self.clock, documents)
+        syncs = Syncs(self.store, AssignmentFile(root / "assignment.json"), self.stream, inline)
         self.synchroniser = Synchroniser(syncs, self.clock, interval=INTERVAL, jitter=lambda: 0.0)
 
     def recover(self) -> None:
@@ -249,6 +257,71 @@ class TestKilled(CrashTestCase):
         for at in self.steps():
             for loss in (*LOSSES, any_loss(self.rng)) if SOAK > 1 else (any_loss(self.rng),):
                 self.crash(at, loss)
+
+
+class TestKilledWithPart(CrashTestCase):
+    """With an image that the region cannot give: what is there is the old images, those that can be had, or all."""
+
+    def withhold(self, manifest: Manifest, *releases: str) -> Manifest:
+        """Withhold the images of these releases; what is left of ``manifest``."""
+        lost = [each for each in manifest.images if each.release in releases]
+        self.process.stream.withheld = frozenset(file.sha256 for each in lost for file in each.files[:1])
+        return manifest.only(manifest.by_key.keys() - {each.key for each in lost})
+
+    def assert_holds_one_of(self, *held: Manifest) -> None:
+        """The rack says that it holds one of these, and that is what is on the disk."""
+        inventory = self.process.synchroniser.inventory
+        self.assertIn(inventory.manifest, held, self.where())
+        on_disk = tree(self.root / "current")
+        self.assertEqual(on_disk.pop("manifest.json"), inventory.listed.canonical, self.where())
+        whole = expected_tree(inventory.manifest)
+        del whole["manifest.json"]
+        self.assertEqual(on_disk, whole, self.where())
+        self.assertEqual(inventory.is_whole, inventory.manifest == inventory.listed, self.where())
+
+    def go(self, at: int | None) -> tuple[int, int]:
+        """Sync to a generation of which an image is withheld, and then to all of it, each time with a fault; how many
+        steps that was."""
+        before = self.process.synchroniser.inventory.manifest
+        assignment = self.publish()
+        fresh = image(release="jammy", version=f"{self.number:08}")
+        manifest = Manifest((*self.manifests[self.number].images, fresh))
+        assignment = evolve(assignment, digest=manifest.digest)
+        self.documents[assignment.manifest_url] = manifest.canonical
+        self.manifests[self.number] = manifest
+        for sha256, data in contents_of(fresh).items():
+            (self.upstream / sha256).write_bytes(data)
+        part = self.withhold(manifest, "jammy")
+        steps = []
+        for held, allowed in ((part, (before, part)), (manifest, (part, manifest))):
+            if held is manifest:
+                self.process.stream.withheld = frozenset()
+            withheld = self.process.stream.withheld
+            self.disk.arm(at)
+            self.process.request(assignment)
+            steps.append(len(self.disk.said))
+            TALLY.injected(self.disk, "rack: kill with part")
+            if self.disk.stopped:
+                self.die(None)
+                self.process = self.new()
+                self.process.stream.withheld = withheld
+                self.process.recover()
+                self.assert_holds_one_of(*allowed)
+                self.process.synchroniser.look_again()
+            self.disk.disarm()
+            for _ in range(3):
+                if self.process.synchroniser.inventory.manifest != held:
+                    self.process.request(assignment)
+            self.assert_holds_one_of(held)
+            self.assertEqual(self.process.synchroniser.status.state, "ready" if held is manifest else "partial")
+        self.request_newest(self.publish())  # which has no such image, so that the next is fresh again
+        return steps[0], steps[1]
+
+    def test_killed_at_any_step_of_taking_part_or_the_rest_it_holds_what_it_says(self) -> None:
+        most = max(self.go(None))
+        places = range(1, most + 1) if SOAK > 1 else sorted(self.rng.sample(range(1, most + 1), STEPS // 2))
+        for at in places:
+            self.go(at)
 
 
 class TestFailingDisk(CrashTestCase):

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from attrs import define, evolve, field
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from hypothesis.strategies import booleans, integers, lists
+from hypothesis.strategies import booleans, integers, lists, sampled_from
 from twisted.internet.defer import CancelledError, Deferred, execute
 from twisted.internet.task import Clock
 from twisted.logger import ILogObserver, globalLogPublisher
@@ -21,13 +21,15 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from rack.assignment import Assignment, AssignmentFile
 from rack.files import Files
+from rack.inspection import directory_of
+from rack.inventory import NOTHING
 from rack.life import Result
 from rack.snapshots import SnapshotStore
 from rack.steps import RESERVE, Syncs
 from rack.sync import Synchroniser
 from rpc.blobs import BlobStore
 from rpc.fetch import Fetched, FetchError, FetchFailed, Progress, Wanted
-from rpc.manifest import EMPTY, Manifest
+from rpc.manifest import EMPTY, Image, Manifest
 from tests.examples import examples
 from tests.rack.material import URL, contents_of, expected_tree, image, put, put_all, tree
 
@@ -70,12 +72,16 @@ class Threads:
 
 @define(eq=False)
 class Region:
-    """What a region's stream has, given by a fetcher that asks nobody. ``hold`` keeps answers back until released."""
+    """What a region's stream has, given by a fetcher that asks nobody. ``hold`` keeps answers back until released.
+
+    ``withheld`` says of what is damaged there why it cannot be given.
+    """
 
     blobs: BlobStore
     documents: dict[str, bytes | FetchError] = field(factory=dict)
     contents: dict[str, bytes | str] = field(factory=dict)
     requests: list[str] = field(factory=list)
+    withheld: dict[str, str] = field(factory=dict)
     held: list[Deferred[None]] | None = None
     on_fetched: Callable[[], object] = field(default=lambda: None)
 
@@ -130,6 +136,9 @@ class Region:
                 files = sum(isinstance(each, Fetched) for each in results.values())
                 progress(Progress(len(wanted), files, len(results) - files, total, done, done, (one.label,)))
             await self._turn()
+            if one.sha256 in self.withheld:
+                results[one.sha256] = FetchFailed(one.sha256, one.url, self.withheld[one.sha256], withheld=True)
+                continue
             data = self.contents.get(one.sha256, "the server answered 404 Not Found")
             if isinstance(data, str):
                 results[one.sha256] = FetchFailed(one.sha256, one.url, data)
@@ -843,6 +852,8 @@ class SyncingMachine(RuleBasedStateMachine):
         self.callers: list[tuple[int, Deferred[Result]]] = []
         self.results: list[tuple[int, Result]] = []
         self.manifests = (FIRST, SECOND, THIRD, EMPTY)
+        self.before = NOTHING
+        self.is_spoilt = False
 
     def _ask(self, number: int, *then: int) -> None:
         manifest = self.manifests[number % len(self.manifests)]
@@ -884,6 +895,14 @@ class SyncingMachine(RuleBasedStateMachine):
             Assignment(1, self.manifests[number % len(self.manifests)].digest, URL).manifest_url, None
         )
 
+    @rule(damaged=sampled_from((NOBLE, NEWER_NOBLE, FOCAL, LOADER)))
+    def damage_at_the_region(self, damaged: Image) -> None:
+        self.rack.region.withheld[damaged.files[0].sha256] = "the server cannot give it now: it was found damaged"
+
+    @rule()
+    def repair_at_the_region(self) -> None:
+        self.rack.region.withheld.clear()
+
     @rule(seconds=integers(1, 2000))
     def wait(self, seconds: int) -> None:
         self.clock.advance(seconds)
@@ -894,6 +913,7 @@ class SyncingMachine(RuleBasedStateMachine):
         for sha256 in sorted(self.rack.synchroniser.inventory.manifest.blobs)[:1]:
             path = self.rack.blobs.path(sha256)
             path.unlink(missing_ok=True)
+            self.is_spoilt = True
 
     @invariant()
     def what_is_held_was_published_whole(self) -> None:
@@ -902,7 +922,22 @@ class SyncingMachine(RuleBasedStateMachine):
             assert inventory.manifest == EMPTY
             return
         assert inventory.listed == self.manifests[inventory.generation % len(self.manifests)]
-        assert self.rack.synchroniser.status.state in ("ready", "syncing", "failed")
+        state = self.rack.synchroniser.status.state
+        assert state in ("ready", "partial", "syncing", "failed")
+        assert inventory.is_whole == (inventory.digest == inventory.listed.digest)
+        assert state != "ready" or inventory.is_whole
+        if not self.is_spoilt:
+            for each in inventory.manifest.images:
+                for file in each.files:
+                    assert (self.rack.root / "current" / directory_of(each) / file.name).exists()
+
+    @invariant()
+    def what_was_held_is_held_until_a_generation_without_it_is(self) -> None:
+        held = self.rack.synchroniser.inventory
+        before, self.before = self.before, held
+        if not self.is_spoilt:
+            lost = before.manifest.by_key.keys() - held.manifest.by_key.keys()
+            assert not lost & held.listed.by_key.keys(), f"{lost} is listed by {held.generation} and was given up"
 
     @invariant()
     def those_who_were_told_that_it_is_synced_were_told_the_truth(self) -> None:
@@ -910,11 +945,16 @@ class SyncingMachine(RuleBasedStateMachine):
             if result.outcome in ("synced", "unchanged"):
                 assert result.generation == number
                 assert result.digest == self.manifests[number % len(self.manifests)].digest
+            elif result.outcome == "partial":
+                assert result.reason
+                assert result.generation == number
+                assert result.digest != self.manifests[number % len(self.manifests)].digest
             else:
                 assert result.reason
 
     def teardown(self) -> None:
         self.rack.region.release()
+        self.rack.region.withheld.clear()
         assert len(self.results) == len(self.callers)
         self._ask(100)
         number, result = self.results[-1]

@@ -248,6 +248,31 @@ class TestRacks(WhyTestCase):
             "missing); it tries again at 2026-05-28T20:27:10Z.",
         )
 
+    def test_one_that_holds_all_but_it_because_the_region_cannot_give_it(self) -> None:
+        self.racks.add("aaaaaa", catalogue([FOCAL]), 2, "partial")
+        reason = "squashfs is not here: it is damaged."
+        lacking = {"os": "ubuntu", "release": "noble", "arch": "amd64", "reason": reason}
+        other = {"os": "ubuntu", "release": "warty", "arch": "amd64", "reason": "boot-dtb is not here"}
+        self.reports("aaaaaa", generation=2, reason="2 of 3 images", next_try_seconds=30, lacking=[7, other, lacking])
+        self.assertEqual(
+            self.says(),
+            "Does not hold it yet: it is at generation 2, and holds what can be had of that (squashfs is not here: it "
+            "is damaged); it tries again at 2026-05-28T20:27:10Z.",
+        )
+        response = self.get("releases/ubuntu/noble/?arch=amd64")
+        self.assertEqual((response.status, response.json["state"]), (409, "arriving"))
+        self.assertEqual(
+            response.json["reason"],
+            "Generation 2 lists it; rack-aaaaaa does not hold it yet (rack-aaaaaa is at generation 2, without what the "
+            "region cannot give now).",
+        )
+        self.assertEqual(self.architecture()["racks"][0]["failing"]["reason"], reason)
+        self.assertEqual(self.get("releases/ubuntu/focal/").status, 200)
+        nonsenses: list[Any] = [None, 7, {}, [None], [{}], [lacking | {"reason": 7}]]
+        for nonsense in nonsenses:
+            self.reports("aaaaaa", generation=2, reason="2 of 3 images", lacking=nonsense)
+            self.assertIn("(2 of 3 images)", self.says())
+
     def test_one_that_does_not_answer_and_held_it(self) -> None:
         link = self.racks.add("aaaaaa", self.new, 2)
         self.says()

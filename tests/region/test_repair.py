@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.database import DatabaseUnavailable
-from region.images.repair import FIRST_RETRY, LAST_RETRY, MAX_REFUSED, SETTLE_SECONDS, Repairs
+from region.images.repair import FIRST_RETRY, LAST_RETRY, MAX_REFUSED, SETTLE_SECONDS, TELL_SECONDS, Repairs
 from rpc.blobs import BlobStore
 from rpc.events import Kind
 from rpc.manifest import Manifest
@@ -36,19 +36,19 @@ class RepairTests(SynchronousTestCase):
         self.names = [put(self.blobs, content) for content in self.contents]
         self.told: list[tuple[Kind, str]] = []
         self.imports: list[float] = []
-        self.whole = 0
+        self.told_again = 0
         self.error: Exception | None = None
         self.verifier = FakeVerifier()
         self.generations: Any = SimpleNamespace(latest=SimpleNamespace(manifest=Manifest([image()])))
         self.repairs = Repairs(
             self.blobs, self.generations, self.verifier, self.clock, self.request,
-            lambda kind, text: self.told.append((kind, text)), self.all_whole, jitter=lambda: 0.0,
+            lambda kind, text: self.told.append((kind, text)), self.tell_again, jitter=lambda: 0.0,
         )  # fmt: skip
         self.blobs.on_damage.append(self.repairs.found)
         self.blobs.on_repair.append(self.repairs.repaired)
 
-    def all_whole(self) -> None:
-        self.whole += 1
+    def tell_again(self) -> None:
+        self.told_again += 1
 
     async def request(self) -> None:
         self.imports.append(self.clock.seconds())
@@ -78,16 +78,27 @@ class RepairTests(SynchronousTestCase):
         gaps = [after - before for before, after in zip(self.imports, self.imports[1:], strict=False)]
         self.assertEqual(max(gaps), LAST_RETRY)
 
-    def test_when_all_is_there_again_racks_are_told_and_no_import_follows(self) -> None:
+    def test_when_all_is_there_again_racks_are_told_at_once_and_no_import_follows(self) -> None:
         self.damage(0)
         self.damage(1)
         put(self.blobs, self.contents[0])
-        self.assertEqual(self.whole, 0)
+        self.assertEqual(self.told_again, 0)
         put(self.blobs, self.contents[1])
-        self.assertEqual(self.whole, 1)
+        self.assertEqual(self.told_again, 1)
+        self.clock.advance(TELL_SECONDS)
+        self.assertEqual(self.told_again, 1)
         self.assertEqual(self.told[-1][0].type, "Damage repaired")
         self.clock.advance(FIRST_RETRY)
         self.assertEqual(self.imports, [])
+
+    def test_what_is_there_again_is_told_soon_although_more_is_damaged_still(self) -> None:
+        self.damage(0)
+        self.damage(1)
+        put(self.blobs, self.contents[0])
+        self.damage(0)
+        put(self.blobs, self.contents[0])
+        self.clock.advance(TELL_SECONDS)
+        self.assertEqual(self.told_again, 1)
 
     def test_what_the_current_generation_does_not_need_is_not_fetched(self) -> None:
         self.generations.latest.manifest = Manifest([image("jammy")])

@@ -29,6 +29,7 @@ from region.images.rendering import Rendering, content_id, document_name, render
 from region.images.store import Generation, GenerationMoved
 from region.images.stream import StreamResource
 from rpc.blobs import BlobStore
+from rpc.damage import Damaged
 from rpc.manifest import Image, ImageFile, Manifest, parse_manifest
 from tests.region.importing import contents_of, file, image, inline, loader, put, sha256
 from tests.rpc.test_verifying import rot
@@ -322,6 +323,7 @@ class FileTests(StreamTestCase):
             status, headers, body = self.ask(self.path)
             self.assertEqual((status, headers["retry-after"]), (503, "30"))
             self.assertIn(b"the sha256 of its", body)
+            self.assertIn("was found damaged at 20", headers["x-stanchion-withheld"])
         self.flushLoggedErrors()
 
     def test_a_published_file_that_is_missing_is_not_denied(self) -> None:
@@ -330,6 +332,24 @@ class FileTests(StreamTestCase):
         status, headers, body = self.ask(f"blobs/{missing}")
         self.assertEqual((status, headers["retry-after"]), (503, "30"))
         self.assertIn(b"missing on this region process's disk", body)
+        self.assertIn("missing on this region process's disk", headers["x-stanchion-withheld"])
+        self.assertEqual(self.blobs.damaged, {})  # another process has it; this one never had it
+
+    def test_a_published_file_that_was_lost_is_taken_for_damaged_until_it_is_there_again(self) -> None:
+        content = contents_of(b"ubuntu/noble/amd64/20260101", b"")
+        found: list[Damaged] = []
+        self.blobs.on_damage.append(found.append)
+        name = put(self.blobs, next(iter(content.values())))
+        self.generations.publish(image())
+        self.blobs.path(name).unlink()
+        for _ in range(2):
+            status, headers, _body = self.ask(f"blobs/{name}")
+            self.assertEqual(status, 503)
+            self.assertIn("is being fetched again", headers["x-stanchion-withheld"])
+        self.assertEqual([damaged.sha256 for damaged in found], [name])
+        put(self.blobs, next(iter(content.values())))
+        self.assertEqual(self.blobs.damaged, {})
+        self.assertEqual(self.ask(f"blobs/{name}")[0], 200)
 
 
 class FullTransport(StringTransport):

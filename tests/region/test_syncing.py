@@ -132,6 +132,23 @@ class SyncDriverTests(SynchronousTestCase):
         driver.again()
         self.assertEqual((len(self.link.asked), len(other.asked)), (2, 0))
 
+    def test_a_rack_that_is_fetching_when_a_file_comes_back_is_told_again_if_it_could_not_have_all(self) -> None:
+        for outcome, asked in (("partial", 2), ("failed", 2), ("synced", 1)):
+            with self.subTest(outcome=outcome), capturedLogs() as events:
+                self.setUp()
+                driver = self.driver()
+                driver.consider("r")
+                driver.again()
+                driver.again()
+                self.assertEqual(len(self.link.asked), 1)
+                self.link.waiting[0].callback(Answered({"outcome": outcome, "reason": "1 of 9 images cannot be had"}))
+                self.assertEqual(len(self.link.asked), asked)
+                if outcome == "partial":
+                    self.assertEqual(events[0]["log_level"].name, "warn")
+                if asked == 2:
+                    self.link.waiting[1].callback(Answered({"outcome": outcome, "reason": "still"}))
+                self.assertEqual(len(self.link.asked), asked)
+
     def test_a_rack_whose_old_link_breaks_after_it_came_back_is_told_on_the_new_one(self) -> None:
         driver = self.driver()
         driver.consider("r")

@@ -456,6 +456,22 @@ class BadAnswersTests(FetchTestCase):
         self.fetch(self.wanted(SMALL, page("503 Service Unavailable", Retry_After="9" * 30), serve(SMALL)))
         self.assertEqual(self.network.seconds(), 60)
 
+    def test_what_a_server_says_that_it_withholds_is_told_at_once_with_its_reason(self) -> None:
+        withheld = page("503 Service Unavailable", Retry_After="30", X_Stanchion_Withheld="was found damaged")
+        wanted = self.wanted(SMALL, withheld)
+        failed = self.fetch(wanted)[wanted.sha256]
+        self.assertEqual(self.network.seconds(), 0)
+        self.assertTrue(failed.withheld)
+        self.assertEqual(failed.reason, "the server cannot give it now: it was found damaged")
+        other = self.wanted(BODY, *[page("503 Service Unavailable")] * 3)
+        self.assertFalse(self.fetch(other)[other.sha256].withheld)
+
+    def test_what_only_one_of_two_servers_withholds_is_not_withheld(self) -> None:
+        wanted = self.wanted(SMALL, page("503 Service Unavailable", X_Stanchion_Withheld="was found damaged"))
+        failed = self.fetch(wanted, evolve(wanted, url="http://127.0.0.1:81/file"))[wanted.sha256]
+        self.assertFalse(failed.withheld)
+        self.assertIn("Connection was refused", failed.reason)
+
     def test_nobody_listening_is_told(self) -> None:
         wanted = evolve(self.wanted(SMALL), url="http://127.0.0.1:81/file")
         self.assert_failed(self.fetch(wanted)[wanted.sha256], "no connection: Connection was refused")

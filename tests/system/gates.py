@@ -66,7 +66,19 @@ class GatedServer:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         self.paths.append(request.path)
-        data = self._read(request.path)
+        try:
+            data = self._read(request.path)
+        except urllib.error.HTTPError as error:
+            with error:
+                body = error.read()
+            request.send_response(error.code)
+            for name in ("Retry-After", "X-Stanchion-Withheld"):
+                if name in error.headers:
+                    request.send_header(name, error.headers[name])
+            request.send_header("Content-Length", str(len(body)))
+            request.end_headers()
+            request.wfile.write(body)
+            return
         if data is None:
             request.send_error(404)
             return
@@ -104,14 +116,11 @@ def directory_reader(root: Path) -> Callable[[str], bytes | None]:
 
 
 def forwarding_reader(base: Callable[[], str]) -> Callable[[str], bytes | None]:
-    """Reads from the server at ``base()``."""
+    """Reads from the server at ``base()``; raises HTTPError for what that refuses."""
 
     def read(path: str) -> bytes | None:
-        try:
-            with urllib.request.urlopen(base() + path, timeout=30) as answer:
-                data: bytes = answer.read()
-                return data
-        except urllib.error.HTTPError:
-            return None
+        with urllib.request.urlopen(base() + path, timeout=30) as answer:
+            data: bytes = answer.read()
+            return data
 
     return read

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rpc.test_verifying import rot
-from tests.system.daemons import WAIT_SECONDS, authorization, wait_for
+from tests.system.daemons import WAIT_SECONDS, Rack, authorization, wait_for
 from tests.system.test_spine import SystemTestCase
 
 
@@ -54,6 +54,54 @@ class RepairTests(SystemTestCase):
         os.rename(self.stream.root.with_name("away"), self.stream.root)
         self.region.run_import()
         self.region.command("images", "verify", "--rate", "1000")
+
+    def test_a_fresh_rack_takes_what_the_region_can_give_and_the_rest_when_it_is_there_again(self) -> None:
+        self.import_and_sync()
+        manifest = json.loads((self.rack.snapshot / "manifest.json").read_bytes())
+        [noble] = [one for one in manifest["images"] if (one["release"], one["arch"]) == ("noble", "amd64")]
+        name = noble["files"][0]["sha256"]
+        away = self.stream.root.with_name("away")
+        os.rename(self.stream.root, away)
+        rot(self.directory / "region" / "images" / "blobs" / name)
+        self.region.command("images", "verify", "--rate", "1000", status=1)
+
+        # A rack that holds it is not touched; one that comes now holds all the rest, and says so and why.
+        (self.directory / "second").mkdir()
+        fresh = Rack(self.region, self.directory / "second", "rack-2")
+        self.addCleanup(fresh.kill)
+        fresh.join()
+        fresh.start()
+        seen = wait_for(lambda: self.of("rack-2")["state"] == "partial" and self.of("rack-2"), "what can be had")
+        self.assertEqual(seen["generation"], 1)
+        self.assertIn("was found damaged at", seen["progress"]["reason"])
+        self.assertFalse(fresh.is_in_step())
+        listed = self.region.command("racks")
+        self.assertIn("partial", listed)
+        self.assertIn("1 of 5 images cannot be had now", self.events("Sync incomplete")[0])
+        status, answer, _ = self.region.api("releases/ubuntu/noble/?arch=amd64&rack=rack-2")
+        self.assertEqual((status, answer["state"]), (409, "arriving"), answer)
+        self.assertEqual(self.region.api("releases/ubuntu/noble/?arch=amd64&rack=rack-1")[0], 200)
+        self.assertEqual(self.why("noble")[0], 200)
+        for other, arch in (("noble", "arm64"), ("jammy", "amd64"), ("jammy", "arm64")):
+            self.assertEqual(self.region.api(f"releases/ubuntu/{other}/?arch={arch}&rack=rack-2")[0], 200)
+        told = self.region.command("why", "ubuntu/noble", "--arch", "amd64", "--rack", "rack-2", status=1)
+        self.assertIn("holds what can be had of that", told)
+        self.assertIn("was found damaged at", told)
+
+        # It goes on so through a restart, and holds all as soon as upstream is back.
+        fresh.kill()
+        fresh.start()
+        wait_for(lambda: self.of("rack-2")["connected"] and self.of("rack-2")["state"] == "partial", "the same again")
+        os.rename(away, self.stream.root)
+        self.region.run_import()
+        fresh.wait_in_step(10)
+        self.assert_whole(fresh)
+        self.assertEqual(self.region.api("releases/ubuntu/noble/?arch=amd64&rack=rack-2")[0], 200)
+
+    def of(self, rack: str) -> Any:
+        """What the region tells of a rack."""
+        [found] = [each for each in self.region.get("rackcontrollers/") if each["hostname"] == rack]
+        return found
 
     def put(self, path: str, data: bytes) -> Any:
         request = urllib.request.Request(

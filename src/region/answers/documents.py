@@ -292,7 +292,7 @@ def _rack_row(rack: RackAnswer, answer: Answer, published: Published) -> Documen
         row["versions"] = []
     row["reported"] = wording.when(rack.reported) if rack.reported is not None else None
     row["fetching"] = under_way.document if (under_way := fetching(rack)) is not None else None
-    row["failing"] = failed.document if (failed := failing(rack)) is not None else None
+    row["failing"] = failed.document if (failed := failing(rack, answer.target)) is not None else None
     row["says"] = standing(rack, answer.target, published, row["holds"] is None)
     return row
 

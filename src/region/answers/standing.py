@@ -48,12 +48,13 @@ class Fetching:
 
 @frozen
 class Failing:
-    """A sync that failed, and the generation that it was for; ``next_try`` is when (seconds since the epoch), if the
-    rack has said that."""
+    """A sync that failed, or left out what the region cannot give now (``is_partial``), and the generation that it was
+    for; ``next_try`` is when (seconds since the epoch), if the rack has said that."""
 
     generation: int | None
     reason: str
     next_try: float | None
+    is_partial: bool = False
 
     @property
     def document(self) -> dict[str, Any]:
@@ -65,6 +66,8 @@ class Failing:
         """That it failed, why, and when it is tried again; of a rack that is at the generation ``held``."""
         again = f"; it tries again at {when(self.next_try)}" if self.next_try is not None else ""
         reason = self.reason[:_SHOWN].rstrip(".")
+        if self.is_partial and self.generation == held:
+            return f"holds what can be had of that ({reason}){again}"
         if self.generation is not None and self.generation == held:
             return f"lacks part of that ({reason}){again}"
         what = f"generation {self.generation}" if self.generation is not None else "what is published"
@@ -80,12 +83,25 @@ def fetching(rack: RackAnswer) -> Fetching | None:
     return Fetching(_count(said, "generation"), _text(said, "step"), done, total, _count(said, "rate"))
 
 
-def failing(rack: RackAnswer) -> Failing | None:
-    """The sync that failed, if the rack answered that it has."""
-    if rack.held is None or rack.held.state != "failed":
+def failing(rack: RackAnswer, target: Target | None = None) -> Failing | None:
+    """The sync that failed or could not have all, if the rack answered that there was one.
+
+    :param target: what its reason should be about, if the rack has said so much.
+    """
+    if rack.held is None or rack.held.state not in ("failed", "partial"):
         return None
     said = _said(rack)
-    return Failing(_count(said, "generation"), _text(said, "reason") or "it did not say why", rack.next_try)
+    reason = _lack(said, target) or _text(said, "reason") or "it did not say why"
+    return Failing(_count(said, "generation"), reason, rack.next_try, rack.held.state == "partial")
+
+
+def _lack(said: Mapping[str, Any], target: Target | None) -> str:
+    """Why the rack has not this target, if it has said that."""
+    lacking = said.get("lacking")
+    for each in lacking if isinstance(lacking, list) else []:
+        if isinstance(each, dict) and target == (each.get("os"), each.get("release"), each.get("arch")):
+            return _text(each, "reason")
+    return ""
 
 
 def standing(rack: RackAnswer, target: Target, published: Published, may_hold: bool) -> str:
@@ -100,15 +116,15 @@ def standing(rack: RackAnswer, target: Target, published: Published, may_hold: b
         return f"Holds {_versions(images)}, in {_generation(rack.held)}{_and_does(rack, published)}."
     if target not in published.catalogue.targets:
         return f"Does not hold it; it is at {_generation(rack.held)}{_and_does(rack, published)}."
-    return f"Does not hold it yet: it is at {_generation(rack.held)}, {_activity(rack, published)}."
+    return f"Does not hold it yet: it is at {_generation(rack.held)}, {_activity(rack, published, target)}."
 
 
-def _activity(rack: RackAnswer, published: Published) -> str:
+def _activity(rack: RackAnswer, published: Published, target: Target | None = None) -> str:
     """What a rack that is not in step does about it."""
     held = rack.held
     if (under_way := fetching(rack)) is not None:
         return f"and {under_way}"
-    if (failed := failing(rack)) is not None:
+    if (failed := failing(rack, target)) is not None:
         return f"and {failed.told(held.generation if held is not None else None)}"
     if held is not None and held.generation is not None and held.generation > (published.number or 0):
         return "a newer one than this region process has heard of"

@@ -53,7 +53,8 @@ def deployable(holders: Sequence[RackAnswer], total: int) -> str:
 def arriving(lacking: Sequence[RackAnswer], published: Published) -> str:
     """Who is behind."""
     verb = "does" if len(lacking) == 1 else "do"
-    return f"Generation {published.number} lists it; {names(lacking)} {verb} not hold it yet ({_position(lacking[0])})."
+    position = _position(lacking[0], published)
+    return f"Generation {published.number} lists it; {names(lacking)} {verb} not hold it yet ({position})."
 
 
 def undetermined(silent: Sequence[RackAnswer]) -> str:
@@ -101,8 +102,10 @@ def silence(rack: RackAnswer) -> str:
             return "it answered"
 
 
-def _position(rack: RackAnswer) -> str:
+def _position(rack: RackAnswer, published: Published) -> str:
     held = rack.held
+    if held is not None and (held.state, held.generation) == ("partial", published.number):
+        return f"{rack.name} is at generation {held.generation}, without what the region cannot give now"
     if held is None or held.generation is None:
         return f"{rack.name} holds no generation, {held.state if held else 'silent'}"
     return f"{rack.name} is at generation {held.generation}, {held.state}"

@@ -347,6 +347,9 @@ class Up:
                 if rack["outcome"] == "answered":
                     answered = self.reactor.seconds()
                 said = _said_of(rack)
+                if rack["state"] == "partial" and rack["generation"] == answer["generation"]["number"]:
+                    write(f"  {safe(rack['name'])} goes without what cannot be had now: {safe(said)}")
+                    return answer
                 if rack["state"] == "failed":
                     raise CommandFailed(f"the rack cannot fetch the images: {said}", Status.NO)
                 if said != shown:
@@ -365,7 +368,7 @@ def _said_of(rack: Any) -> str:
     shown = rack["progress"] or {}
     if rack["outcome"] != "answered":
         return str(rack["reason"])
-    if rack["state"] == "failed":
+    if rack["state"] in ("failed", "partial"):
         return str(shown.get("reason") or "it does not say why")
     done, total = shown.get("bytes_done"), shown.get("bytes")
     if isinstance(done, int) and isinstance(total, int) and total:

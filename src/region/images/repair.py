@@ -31,6 +31,9 @@ LAST_RETRY: Final = 3600.0
 SETTLE_SECONDS: Final = 1.0
 """How long after a finding the import follows, so that several findings are followed by one."""
 
+TELL_SECONDS: Final = 10.0
+"""How long a file that is there again waits for others, before racks are told."""
+
 MAX_REFUSED: Final = 64
 """How many files a rack may say at once that it refused."""
 
@@ -57,7 +60,8 @@ class Repairs:
 
     :param request: asks for an import; its Deferred, or coroutine, fails if the database is away.
     :param happened: is told of what people should find in the events. It must not raise.
-    :param whole_again: is called when nothing is damaged any more: racks that wait can be told.
+    :param there_again: is called when what was damaged is there again: racks that wait for it can be told. While more
+        is damaged still, at most every :data:`TELL_SECONDS`.
     """
 
     blobs: BlobStore
@@ -66,10 +70,11 @@ class Repairs:
     clock: IReactorTime
     request: Callable[[], Any]
     happened: Callable[[Kind, str], object]
-    whole_again: Callable[[], object]
+    there_again: Callable[[], object]
     jitter: Callable[[], float] = random.random
     _retry: float = field(default=FIRST_RETRY, init=False)
     _timer: IDelayedCall | None = field(default=None, init=False)
+    _telling: IDelayedCall | None = field(default=None, init=False)
     _stopped: bool = field(default=False, init=False)
 
     def start(self) -> None:
@@ -81,8 +86,9 @@ class Repairs:
     def stop(self) -> None:
         """End."""
         self._stopped = True
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        for timer in (self._timer, self._telling):
+            if timer is not None and timer.active():
+                timer.cancel()
 
     def found(self, damaged: Damaged) -> None:
         """A file was found damaged and moved away."""
@@ -96,8 +102,14 @@ class Repairs:
         """It is there again."""
         images = self._images_with(damaged.sha256)
         self.happened(DAMAGE_REPAIRED, f"The file {damaged.sha256} of {images} is there again, verified.")
+        if self._telling is not None and self._telling.active():
+            if self.blobs.damaged:
+                return
+            self._telling.cancel()
         if not self.blobs.damaged:
-            self.whole_again()
+            self.there_again()
+        elif not self._stopped:
+            self._telling = self.clock.callLater(TELL_SECONDS, self.there_again)
 
     def refused(self, rack: str, refused: Sequence[str]) -> None:
         """A rack got bytes of these files whose sha256 was wrong: our copy may be, or what is between us."""

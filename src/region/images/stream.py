@@ -38,6 +38,7 @@ from region.images.store import Generation, GenerationMoved, GenerationStore
 from region.images.threads import in_thread
 from rpc.blobs import BlobError, BlobStore
 from rpc.fetch import RunInThread
+from rpc.http_errors import WITHHELD
 from rpc.locks import FairLock
 from rpc.manifest import is_sha256
 
@@ -68,7 +69,8 @@ class _Refusal(Exception):
 class StreamResource(Resource):
     """The tree below ``/MAAS/images-stream/``.
 
-    A file that is known to be damaged, or that should be there and is not, is answered with 503 and what is wrong.
+    A file that is known to be damaged, or that should be there and is not, is answered with 503 and what is wrong,
+    which :data:`rpc.http_errors.WITHHELD` tells from every other 503.
 
     :param clock: for cutting connections of clients that stall.
     :param run_in_thread: for reading files and rendering documents.
@@ -212,8 +214,11 @@ class StreamResource(Resource):
             current = await self._generations.current()
             if current is None or sha256 not in current.manifest.blobs:
                 return _Refusal(404, "There is no such file, or no generation that is kept needs it.")
-            text = "is published, but is missing on this region process's disk; the next import fetches it again"
-        return _Refusal(503, f"The file {text}.", {"Retry-After": str(REPAIR_RETRY_SECONDS)})
+            if not await self._run_in_thread(self._blobs.note_missing, sha256, current.manifest.blobs[sha256]):
+                return _Refusal(503, "The file has come this very moment; ask again.", {"Retry-After": "1"})
+            text = "is published, but is missing on this region process's disk, and is being fetched again"
+        headers = {"Retry-After": str(REPAIR_RETRY_SECONDS), WITHHELD: _phrase(text)}
+        return _Refusal(503, f"The file {text}.", headers)
 
     async def _send_file(self, request: Request, file: OpenFile, sha256: str, is_good: Callable[[], bool]) -> None:
         part = Range(0, file.size)
@@ -289,6 +294,11 @@ def _set_headers(request: Request, content_type: str, length: int, etag: str, he
     own = {"Content-Type": content_type, "Content-Length": str(length), **({"ETag": f'"{etag}"'} if etag else {})}
     for name, value in {**own, **headers}.items():
         request.setHeader(name, value)
+
+
+def _phrase(text: str) -> str:
+    """``text`` as a header may have it."""
+    return " ".join(text.encode("ascii", "backslashreplace").decode("ascii").split())
 
 
 def _http_date(moment: datetime) -> str:
