@@ -3,8 +3,10 @@ is counted, and one of them is the place of the fault.
 
 The functions of :mod:`os` and what :func:`open` gives are replaced while a :class:`Disk` is installed, so that no code
 has to know of it, and none can be forgotten. A *step* is one change: a file or directory made, bytes written (and once
-more in the middle of them), a flush, a rename, a link, a removal. What talks to a database adds its statements
-(``change`` and ``query``) with :meth:`Disk.step`. All of it is for one process at a time, and for one thread.
+more in the middle of them), a flush, a rename, a link, a removal. With :attr:`Disk.looks` the steps are instead what
+only looks at the disk: at a name's kind and size, a directory's names, a link's target; a file opened; bytes read.
+What talks to a database adds its statements (``change`` and ``query``) with :meth:`Disk.step`. All of it is for one
+process at a time, and for one thread.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ class Crash(BaseException):
 
 GROWS: Final = frozenset({"create", "mkdir", "link", "symlink", "write", "half", "rename"})
 NAMES: Final = frozenset({"create", "mkdir", "rmdir", "link", "symlink", "rename", "unlink"})
+OPENS: Final = frozenset({"stat", "list", "open"})
+LOOKS: Final = OPENS | {"read"}
 MEETS: Final = {
     errno.ENOSPC: GROWS | {"change"},
-    errno.EACCES: NAMES,
-    errno.EIO: GROWS | NAMES | {"fsync", "truncate", "chmod"},
+    errno.EACCES: NAMES | OPENS,
+    errno.EIO: GROWS | NAMES | {"fsync", "truncate", "chmod"} | LOOKS,
     errno.ECONNRESET: {"change", "query"},
     errno.ECONNABORTED: {"change", "query"},
 }
@@ -79,6 +83,25 @@ def _real_path(path: str | Path) -> str:
     return os.path.realpath(path)
 
 
+class _Read(io.FileIO):
+    """A file below the root, opened for reading by :func:`open`."""
+
+    disk: Disk
+    shown: str
+
+    def readinto(self, buffer: Any) -> int | None:
+        self.disk.look("read", self.shown)
+        return super().readinto(buffer)
+
+    def read(self, size: int | None = -1) -> Any:
+        self.disk.look("read", self.shown)
+        return super().read(-1 if size is None else size)
+
+    def readall(self) -> Any:
+        self.disk.look("read", self.shown)
+        return super().readall()
+
+
 class _Raw(io.FileIO):
     """A file below the root, opened for writing by :func:`open`."""
 
@@ -103,6 +126,8 @@ class Disk:
     step fails, and with ``lasting`` everything after it that can fail so; else the process stops there.
     :attr:`said` is the steps so far, in words, :attr:`met` those at which there was a fault.
 
+    With :attr:`looks`, only what looks at the disk is counted.
+
     :param stop: is told where the process stops. True: it was something else that was stopped, and the process goes on.
     :param remembers: whether what is not flushed is remembered, for :meth:`lose_power`.
     """
@@ -113,6 +138,7 @@ class Disk:
     at: int | None = None
     error: int | None = None
     lasting: bool = False
+    looks: bool = False
     armed: bool = field(default=False, init=False)
     stopped: bool = field(default=False, init=False)
     said: list[str] = field(factory=list, init=False)
@@ -127,9 +153,11 @@ class Disk:
 
     # Steps
 
-    def arm(self, at: int | None = None, error: int | None = None, lasting: bool = False) -> None:
+    def arm(
+        self, at: int | None = None, error: int | None = None, lasting: bool = False, *, looks: bool = False
+    ) -> None:
         """Count from here; what was written until now is on the disk."""
-        self.at, self.error, self.lasting = at, error, lasting
+        self.at, self.error, self.lasting, self.looks = at, error, lasting, looks
         self.said.clear()
         self.met.clear()
         self._changes.clear()
@@ -142,7 +170,7 @@ class Disk:
 
     @property
     def _noting(self) -> bool:
-        return self.armed and self.remembers
+        return self.armed and self.remembers and not self.looks
 
     @property
     def full(self) -> bool:
@@ -153,8 +181,15 @@ class Disk:
         """One step; to be called before it is made. :raises Crash: or :exc:`OSError`, if that is where the fault is."""
         if self.stopped:
             raise Crash(what)
-        if not self.armed:
-            return
+        if self.armed and not self.looks:
+            self._step(kind, what)
+
+    def look(self, kind: str, what: str) -> None:
+        """The same for what only looks at the disk."""
+        if self.armed and self.looks:
+            self._step(kind, what)
+
+    def _step(self, kind: str, what: str) -> None:
         self.said.append(f"{kind} {what}")
         self.on_step(self.said[-1])
         if self.at is None or len(self.said) < self.at:
@@ -249,13 +284,17 @@ class Disk:
     def install(self, patch: Patch) -> None:
         """Replace what changes the disk, with ``patch`` (:func:`setattr`, or a test's ``patch``)."""
         for name in ("mkdir", "rmdir", "link", "symlink", "rename", "unlink", "write", "ftruncate", "truncate",
-                     "fsync", "fchmod", "statvfs"):  # fmt: skip
+                     "fsync", "fchmod", "statvfs", "stat", "lstat", "readlink", "listdir", "scandir", "read", "readv",
+                     "pread"):  # fmt: skip
             self._real[name] = getattr(os, name)
         self._real |= {"os.open": os.open, "open": io.open}
         for name in ("mkdir", "rmdir", "unlink"):
             patch(os, name, getattr(self, name))
         for name in ("link", "symlink", "rename", "write", "ftruncate", "truncate", "fchmod", "statvfs"):
             patch(os, name, getattr(self, name))
+        for name, kind in (("stat", "stat"), ("lstat", "stat"), ("readlink", "stat"), ("listdir", "list"),
+                           ("scandir", "list"), ("read", "read"), ("readv", "read"), ("pread", "read")):  # fmt: skip
+            patch(os, name, self._looking(name, kind))
         patch(os, "remove", self.unlink)
         patch(os, "replace", self.rename)
         patch(os, "fsync", self.fsync)
@@ -264,12 +303,29 @@ class Disk:
         patch(io, "open", self.open)
         patch(builtins, "open", self.open)
 
-    @staticmethod
-    def _target(descriptor: int) -> str:
+    def _looking(self, name: str, kind: str) -> Callable[..., Any]:
+        """What replaces a function that looks at its first argument, a path or a descriptor."""
+        real = self._real[name]
+
+        def looking(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+            if self.armed and self.looks and (where := self.inside(path, options.get("dir_fd"))) is not None:
+                self.look(kind, self._shown(where))
+            return real(path, *arguments, **options)
+
+        return looking
+
+    def _target(self, descriptor: int) -> str:
         try:
-            return os.readlink(f"/proc/self/fd/{descriptor}")
+            return str(self._real.get("readlink", os.readlink)(f"/proc/self/fd/{descriptor}"))
         except OSError:
             return ""
+
+    def _is_there(self, path: Any) -> bool:
+        try:
+            self._real["lstat"](path)
+        except OSError:
+            return False
+        return True
 
     def inside(self, path: Any, directory: int | None = None) -> str | None:
         """The whole path if it is below the root, else None."""
@@ -308,7 +364,7 @@ class Disk:
 
     def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         where = self.inside(path, dir_fd)
-        if where is None or os.path.lexists(where):
+        if where is None or self._is_there(where):
             self._real["mkdir"](path, mode, dir_fd=dir_fd)
             return
         self.step("mkdir", self._shown(where))
@@ -325,7 +381,7 @@ class Disk:
 
     def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         where = self.inside(path, dir_fd)
-        if where is None or not os.path.lexists(where):
+        if where is None or not self._is_there(where):
             self._real["unlink"](path, dir_fd=dir_fd)
             return
         self.step("unlink", self._shown(where))
@@ -408,7 +464,11 @@ class Disk:
         return os.statvfs_result(values)
 
     def open_descriptor(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        where = self.inside(path, dir_fd) if flags & (_WRITES | os.O_CREAT | os.O_TRUNC) else None
+        writes = bool(flags & (_WRITES | os.O_CREAT | os.O_TRUNC))
+        where = self.inside(path, dir_fd)
+        if where is not None and not writes:
+            self.look("open", self._shown(where))
+            where = None
         made = where is not None and self._open_step(where, bool(flags & os.O_CREAT), bool(flags & os.O_TRUNC))
         descriptor = int(self._real["os.open"](path, flags, mode, dir_fd=dir_fd))
         if made and where is not None:
@@ -417,11 +477,11 @@ class Disk:
 
     def _open_step(self, where: str, creates: bool, truncates: bool) -> bool:
         """The step that opening a file for writing is, if it is one; whether the file will be made by it."""
-        if not os.path.lexists(where):
+        if not self._is_there(where):
             if creates:
                 self.step("create", self._shown(where))
             return creates
-        if truncates and os.path.getsize(where):
+        if truncates and self._real["stat"](where).st_size:
             self.step("truncate", self._shown(where))
             self._soil(where)
         return False
@@ -431,8 +491,11 @@ class Disk:
         newline: str | None = None, closefd: bool = True, opener: Any = None,
     ) -> Any:  # fmt: skip
         """As :func:`open`."""
-        where = self.inside(file) if set(mode) & set("wax+") and isinstance(file, str | os.PathLike) else None
-        if where is None:
+        where = self.inside(file) if self.armed or isinstance(file, str | os.PathLike) else None
+        writes = bool(set(mode) & set("wax+"))
+        if where is not None and not writes and self.armed and self.looks:
+            return self._open_to_read(where, file, mode, buffering, encoding, errors, newline, closefd, opener)
+        if where is None or not writes or not isinstance(file, str | os.PathLike):
             return self._real["open"](file, mode, buffering, encoding, errors, newline, closefd, opener)
         made = self._open_step(where, "r" not in mode, "w" in mode)
         raw = _Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
@@ -442,6 +505,19 @@ class Disk:
         if buffering == 0:
             return raw
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding or "utf-8", errors, newline)
+
+    def _open_to_read(
+        self, where: str, file: Any, mode: str, buffering: int, encoding: str | None, errors: str | None,
+        newline: str | None, closefd: bool, opener: Any,
+    ) -> Any:  # fmt: skip
+        if not isinstance(file, int):
+            self.look("open", self._shown(where))
+        raw = _Read(file, "r", closefd, opener)
+        raw.disk, raw.shown = self, self._shown(where)
+        if buffering == 0:
+            return raw
+        buffered = io.BufferedReader(raw)
         return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding or "utf-8", errors, newline)
 
 

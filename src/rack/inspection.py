@@ -30,6 +30,14 @@ class SnapshotError(Exception):
     """A snapshot cannot be made or read; the text says which and why."""
 
 
+class SnapshotUnread(SnapshotError):
+    """A snapshot cannot be read now, because of ``cause``, which says nothing of what is in it."""
+
+    def __init__(self, what: str, cause: OSError) -> None:
+        super().__init__(f"{what} cannot be read: {cause}")
+        self.cause = cause
+
+
 class Interrupted(Exception):
     """Work on the snapshots was given up because the rack is stopping."""
 
@@ -72,7 +80,8 @@ class Inspector:
         """What the snapshot at ``base`` holds.
 
         :param known: what its manifest was earlier, which saves reading it if it is that still.
-        :raises SnapshotError: if it has no manifest that can be read and fits its name.
+        :raises SnapshotUnread: if the disk does not let its manifest be read.
+        :raises SnapshotError: if it has no manifest, or one that is none or does not fit its name.
         """
         match = _NAME.match(base.name)
         if match is None:
@@ -83,8 +92,10 @@ class Inspector:
                 manifest = known
             else:
                 manifest = parse_manifest(data)
-        except (OSError, InvalidManifest) as error:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, InvalidManifest) as error:
             raise SnapshotError(f"the manifest of snapshot {base.name} cannot be read: {error}") from error
+        except OSError as error:
+            raise SnapshotUnread(f"the manifest of snapshot {base.name}", error) from error
         if not manifest.digest.startswith(match["digest"]):
             raise SnapshotError(f"the manifest of snapshot {base.name} is another: its digest is {manifest.digest}")
         damaged = tuple(self._damage(base, manifest.images))
@@ -94,11 +105,14 @@ class Inspector:
         return inventory
 
     def unverified(self, sha256: str, size: int) -> str:
-        """Why the cache has no verified content with this sha256, as a phrase; "" if it has."""
+        """Why the cache has no verified content with this sha256, as a phrase; "" if it has.
+
+        :raises OSError: if the disk does not let that be told.
+        """
         self.check()
         try:
             found = self.blobs.examine(sha256, size)
-        except (OSError, BlobError) as error:
+        except BlobError as error:
             return f"cannot be checked: {error}"
         match found.state:
             case State.VERIFIED:
@@ -114,12 +128,16 @@ class Inspector:
             directory = base / directory_of(image)
             found = []
             for file in image.files:
-                if file.sha256 not in unverified:
-                    unverified[file.sha256] = self.unverified(file.sha256, file.size)
-                reason = unverified[file.sha256] or self._elsewhere(directory / file.name, file)
+                try:
+                    if file.sha256 not in unverified:
+                        unverified[file.sha256] = self.unverified(file.sha256, file.size)
+                    reason = unverified[file.sha256] or self._elsewhere(directory / file.name, file)
+                except OSError as error:
+                    found.append(Damage(image.key, file.name, file.sha256, f"cannot be checked: {error}", unread=True))
+                    continue
                 if reason:
                     found.append(Damage(image.key, file.name, file.sha256, reason))
-            if found and not self.files.is_directory(directory):
+            if found and not any(damage.unread for damage in found) and not self.files.is_directory(directory):
                 # The image was left out when the snapshot was made; what counts is what it still lacks.
                 lacking = [damage for damage in found if unverified[damage.sha256]] or found
                 found = [evolve(damage, absent=True) for damage in lacking]

@@ -22,6 +22,7 @@ class Damage:
     """A file of the snapshot that is missing or not what it should be; ``reason`` follows the file's name.
 
     ``absent``: nothing has happened to it; its image was left out of the snapshot, because it could not be had.
+    ``unread``: it may be right, and could not be looked at.
     """
 
     image: ImageKey
@@ -29,6 +30,7 @@ class Damage:
     sha256: str
     reason: str = field(eq=False)  # how it is known may change; what is damaged stays the same
     absent: bool = field(default=False, eq=False)
+    unread: bool = field(default=False, eq=False)
 
     def __str__(self) -> str:
         return f"{self.image}: {self.file} {self.reason}"
@@ -60,6 +62,15 @@ class Inventory:
     def holds(self, generation: int, digest: str) -> bool:
         """Whether this is all of the generation with that number and digest."""
         return self.is_whole and (self.generation, self.digest) == (generation, digest)
+
+    def believing(self, before: Inventory) -> Inventory:
+        """The same, where all is still listed that was so ``before``, and of which something cannot be read now."""
+        damaged = {damage.image for damage in self.damaged if not damage.unread}
+        unread = {damage.image for damage in self.damaged if damage.unread} - damaged
+        believed = unread & before.manifest.by_key.keys()
+        left = tuple(damage for damage in self.damaged if damage.image not in believed)
+        held = self.listed.only(self.manifest.by_key.keys() | believed)
+        return Inventory(self.generation, self.listed, held, left)
 
     def without(self, sha256: str, reason: str) -> Inventory:
         """The same when the content ``sha256`` is not right any more: no image that needs it is held."""

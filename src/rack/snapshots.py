@@ -4,10 +4,12 @@ Below the root: ``cache/`` (every content once, by its sha256), ``snapshots/<gen
 generation by their names, as hard links into the cache) and ``current``, a symbolic link to one snapshot. A snapshot is
 built beside the others, made durable, renamed, checked, and becomes current when ``current`` is replaced by a rename.
 What is held is never concluded from names: each file must be the very file in the cache whose content was verified.
+That something cannot be read is no reason to give it up: nothing is removed then, and nothing that is held unlisted.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -21,7 +23,15 @@ from attrs import evolve, field, frozen
 from twisted.logger import Logger
 
 from rack.files import Files
-from rack.inspection import MANIFEST_NAME, Inspector, SnapshotError, directory_of, is_name, number_of
+from rack.inspection import (
+    MANIFEST_NAME,
+    Inspector,
+    SnapshotError,
+    SnapshotUnread,
+    directory_of,
+    is_name,
+    number_of,
+)  # fmt: skip
 from rack.inventory import NO_GENERATION, NOTHING, Damage, Inventory
 from rpc.blobs import STALE, BlobStore, Swept
 from rpc.manifest import ImageKey, Manifest
@@ -93,6 +103,8 @@ class SnapshotStore:
         self._leased: dict[str, Inventory] = {}
         self._withdrawn: list[tuple[str, str]] = []
         self._locked: int | None = None
+        self._unread = False
+        """Whether what is there could not be looked at when this process began: then nothing may be removed."""
 
     @property
     def inventory(self) -> Inventory:
@@ -132,12 +144,15 @@ class SnapshotStore:
         """Find out what is held after a start, and finish or remove what a crash left.
 
         The current snapshot stays current if it is whole. If it is not, a whole one of the same generation or a newer
-        one takes its place; if it cannot be read at all, any other does.
+        one takes its place; if it cannot be used at all, any other does. If the disk does not let it be read, nothing
+        is changed or removed; what cannot be looked at is not listed until :meth:`recheck` could do that.
 
+        :raises OSError: if it cannot even be told which snapshot is current.
         :return: what is held now, also to be found as :attr:`inventory`.
         """
+        self._unread = False
         current = self._held_by_link()
-        if current is None or not current.inventory.is_whole:
+        if not self._unread and (current is None or not current.inventory.is_whole):
             better = self._better_than(current)
             if better is not None:
                 self._flip(better)
@@ -147,7 +162,8 @@ class SnapshotStore:
                 )  # fmt: skip
                 current = better
         self._current = current
-        self._remove_others()
+        if not self._unread:
+            self._remove_others()
         return self.inventory
 
     def withdraw(self, sha256: str, reason: str) -> bool:
@@ -170,19 +186,33 @@ class SnapshotStore:
             self._current = _Held(held.name, inventory)
 
     def recheck(self) -> Inventory:
-        """Look at every file of the current snapshot again; what is missing or changed is not listed any more."""
+        """Look at every file of the current snapshot again; what is missing or changed is not listed any more.
+
+        :raises OSError: if something could not be looked at. It is listed as it was before.
+        """
+        if self._unread:
+            self.recover()
+            if self._unread:
+                raise OSError(errno.EIO, "what is held cannot be looked at; see the log", str(self._snapshots))
         since = len(self._withdrawn)
         current = self._current
         if current is not None:
             try:
                 found = self._inspector.inspect(self._snapshots / current.name, current.inventory.listed)
+            except SnapshotUnread as error:
+                raise error.cause from error
             except SnapshotError as error:
                 # Nothing of it may be listed, but which generation it was and what it should hold is still known.
                 listed = current.inventory.listed
                 lost = tuple(Damage(image.key, MANIFEST_NAME, "", str(error)) for image in listed.images)
                 found = Inventory(current.inventory.generation, listed, listed.only(()), lost)
+            unread = [damage for damage in found.damaged if damage.unread]
+            if unread:
+                found = found.believing(current.inventory)
             if found != current.inventory:
                 self._replace(_Held(current.name, found), since)
+            if unread:
+                raise OSError(errno.EIO, f"{len(unread)} files cannot be looked at, such as {unread[0]}")
         return self.inventory
 
     def install(self, generation: int, manifest: Manifest, lacking: Iterable[Damage] = ()) -> Inventory:
@@ -230,11 +260,14 @@ class SnapshotStore:
     def tidy(self, keep: Iterable[str] = (), *, stale_after: float = STALE) -> Tidied:
         """Remove snapshots that are neither current nor leased, and contents that no snapshot which is left names.
 
-        A thing that cannot be removed is reported and does not keep the others from being removed.
+        A thing that cannot be removed is reported and does not keep the others from being removed. Nothing is removed
+        while it is not known what is held.
 
         :param keep: contents to keep besides, by sha256, also when they were fetched only in part.
         :param stale_after: what was fetched in part is removed when it is older than this, in seconds.
         """
+        if self._unread:
+            return Tidied((), 0, 0, ("nothing is removed, because it cannot be read what is held",))
         removed, problems = self._remove_others()
         wanted = set(keep) | set(self.inventory.listed.blobs)
         with self._guard:
@@ -248,7 +281,10 @@ class SnapshotStore:
         return Tidied(tuple(removed), swept.blobs, swept.bytes, tuple(problems))
 
     def missing(self, manifest: Manifest) -> dict[str, int]:
-        """The contents of ``manifest`` that are not verified in the cache: sha256 to size in bytes."""
+        """The contents of ``manifest`` that are not verified in the cache: sha256 to size in bytes.
+
+        :raises OSError: if one of them could not be looked at.
+        """
         missing = {}
         for sha256, size in manifest.blobs.items():
             if self._inspector.unverified(sha256, size):
@@ -276,7 +312,13 @@ class SnapshotStore:
             return None
         name = target.rpartition("/")[2]
         try:
-            return _Held(name, self._inspector.inspect(self._snapshots / name))
+            held = _Held(name, self._inspector.inspect(self._snapshots / name))
+            self._unread = any(damage.unread for damage in held.inventory.damaged)
+            return held
+        except SnapshotUnread as error:
+            self._unread = True
+            log.error("Whether the current snapshot is right cannot be told now: {reason}", reason=str(error))
+            return None
         except SnapshotError as error:
             log.error("The current snapshot cannot be used: {reason}", reason=str(error))
             return None
@@ -289,6 +331,9 @@ class SnapshotStore:
                 continue
             try:
                 readable.append(_Held(name, self._inspector.inspect(self._snapshots / name)))
+            except SnapshotUnread as error:
+                self._unread = True
+                log.error("Whether snapshot {name} is right cannot be told now: {reason}", name=name, reason=str(error))
             except SnapshotError as error:
                 log.warn("Snapshot {name} cannot be used: {reason}", name=name, reason=str(error))
         whole = (held for held in readable if held.inventory.is_whole)
@@ -341,6 +386,7 @@ class SnapshotStore:
         self._files.symlink(f"{self._snapshots.name}/{held.name}", temporary)
         self._files.rename(temporary, self._link)
         self._replace(held, since)
+        self._unread = False  # it was all looked at
         try:
             self._files.sync(self._root)
         except OSError as error:
@@ -356,7 +402,12 @@ class SnapshotStore:
             spared = set(self._leases) | ({current.name} if current else set())
         removed: list[str] = []
         problems: list[str] = []
-        for name in self._files.names(self._snapshots):
+        try:
+            names = self._files.names(self._snapshots)
+        except OSError as error:
+            log.warn("Could not look for old snapshots: {error}", error=str(error))
+            return [], [f"old snapshots could not be looked for: {error}"]
+        for name in names:
             if name in spared or not (is_name(name) or name.startswith((_BUILDING, _REMOVING))):
                 continue
             problem = self._discard(self._snapshots / name)

@@ -188,8 +188,14 @@ class _Sync:
         assignment = self.assignment
         self._at("checking")
         await self.syncs.remember(assignment)
-        before = store.inventory
-        inventory = await thread(store.recheck)
+        before, unread = store.inventory, ""
+        try:
+            inventory = await thread(store.recheck)
+        except OSError as error:
+            inventory, unread = store.inventory, str(error)
+            if inventory.listed.digest == assignment.digest:
+                raise
+            log.error("What is held cannot be looked at: {reason}", reason=unread)
         if inventory is not before:
             self.syncs.tell_damage(inventory)
             self.changed()
@@ -206,6 +212,8 @@ class _Sync:
         if missing:
             await self._make_room(manifest, missing)
             lacking = self._lacking(manifest, await self._fetch(manifest, missing))
+            if lacking and unread:
+                raise SyncFailed(f"{named(lacking)}; and what would be lost by that cannot be told: {unread}")
             self._require_no_loss(lacking)
         done = Done(True, lacking, len(manifest.images))
         if lacking and self._is_all_there_is(manifest, lacking):

@@ -24,11 +24,11 @@ from twisted.logger import Logger
 from rack.config import RackConfig
 from rack.inspection import SnapshotError
 from rack.snapshots import SnapshotStore
-from rpc.blobs import BlobError, BlobStore, Examination
+from rpc.blobs import READS, BlobError, BlobStore, Examination, Unreadable
 from rpc.console import CommandFailed, Status, complain, size, write, write_json
 from rpc.fetch import RunInThread
 from rpc.settings import load
-from rpc.verifying import MIB, Pass, Verifier, read_pass, rest
+from rpc.verifying import MIB, UNREADABLE_SECONDS, Pass, Verifier, read_pass, rest
 
 log = Logger()
 
@@ -201,6 +201,16 @@ def verify_all(blobs: BlobStore, rate: float, show: Callable[[Pass], object]) ->
 
 
 def _examine(blobs: BlobStore, sha256: str, rate: float) -> Examination:
+    for read in range(1, READS):
+        try:
+            return _read_once(blobs, sha256, rate, read)
+        except Unreadable as error:
+            complain(f"{sha256}: {error}; it is read again")
+            _MOMENT.wait(UNREADABLE_SECONDS)
+    return _read_once(blobs, sha256, rate, READS)
+
+
+def _read_once(blobs: BlobStore, sha256: str, rate: float, read: int) -> Examination:
     begun = blobs.begin_examination(sha256)
     if isinstance(begun, Examination):
         return begun
@@ -209,7 +219,7 @@ def _examine(blobs: BlobStore, sha256: str, rate: float) -> Examination:
             at = time.monotonic()
             count = begun.step(max(1, int(rate / 4)))
             _MOMENT.wait(max(0.0, count / rate - (time.monotonic() - at)))
-        return blobs.conclude(sha256, begun)
+        return blobs.conclude(sha256, begun, read)
     finally:
         begun.close()
 

@@ -316,7 +316,7 @@ class RegionService(Service):
         site = web.RegionSite(
             web.tree(
                 Api(parts, authenticator, self._operations(database)).resource(),
-                StreamResource(generations, blobs, reactor),
+                StreamResource(generations, blobs, reactor, suspect=verifier.suspect),
                 Metrics(run_in_thread, metrics.refresh),
                 MetadataResource(metadata),
             ),

@@ -31,7 +31,8 @@ from rpc.parts import Abandoned, BlobError, Part, PartBusy, WrongContent, is_at,
 from rpc.stamps import Stamp, StampLog
 
 __all__ = [
-    "Abandoned", "BlobError", "BlobStore", "Examination", "Part", "PartBusy", "State", "Swept", "WrongContent",
+    "Abandoned", "BlobError", "BlobStore", "Examination", "Part", "PartBusy", "State", "Swept", "Unreadable",
+    "WrongContent",
 ]  # fmt: skip
 
 KEPT_IN_QUARANTINE: Final = 4
@@ -44,6 +45,14 @@ STALE: Final = 7 * 86400.0
 UNFINISHED: Final = 60.0
 """Seconds after which a file that was to replace one of the store's books is taken for that of a process that was
 killed while it wrote it. Should that one live after all, it logs that it could not write the book, and goes on."""
+
+
+READS: Final = 3
+"""How often the bytes of a blob must be unreadable, some seconds apart, before it is taken for damaged."""
+
+
+class Unreadable(BlobError):
+    """The disk did not give a blob's bytes, which says nothing of them: look again after a while."""
 
 
 class State(Enum):
@@ -87,6 +96,8 @@ class BlobStore:
     _damage: DamageBook | None = field(default=None, init=False, repr=False)
     _pinned: set[str] = field(factory=set, init=False, repr=False)
     _moved: dict[str, int] = field(factory=dict, init=False, repr=False)
+    _unreadable: int = field(default=0, init=False, repr=False)
+    """How many blobs in a row were taken for damaged because they could not be read."""
     on_damage: list[Callable[[Damaged], object]] = field(factory=list, init=False, repr=False)
     """Are called, in the thread that found it, when a blob was wrong and is in the quarantine. They must not raise."""
     on_repair: list[Callable[[Damaged], object]] = field(factory=list, init=False, repr=False)
@@ -213,9 +224,14 @@ class BlobStore:
         except NotRegular as error:
             return self._quarantine(sha256, str(error))
 
-    def conclude(self, sha256: str, hashed: Hashing) -> Examination:
+    def conclude(self, sha256: str, hashed: Hashing, read: int = READS) -> Examination:
         """What the bytes that were hashed say of the blob; one that is wrong is moved to the quarantine.
 
+        One whose bytes could not be read is, too, when that was so :data:`READS` times; but not when it was so of more
+        than are kept there: then it is the disk that fails, and to move files about would only lose them.
+
+        :param read: how many times it has been read by now.
+        :raises Unreadable: if its bytes could not be read.
         :raises BlobError: if the file was changed or replaced while it was being hashed.
         """
         path = self.path(sha256)
@@ -225,7 +241,14 @@ class BlobStore:
                 return Examination(State.MISSING)
             raise BlobError(f"{path} was changed while it was being hashed; look again")
         if hashed.failure:
-            return self._quarantine(sha256, f"its bytes cannot be read: {hashed.failure}")
+            reason = f"its bytes cannot be read: {hashed.failure}"
+            if read < READS:
+                raise Unreadable(reason)
+            if self._unreadable >= KEPT_IN_QUARANTINE:
+                raise Unreadable(f"{reason}, nor could those of {self._unreadable} others: the disk fails, replace it")
+            self._unreadable += 1
+            return self._quarantine(sha256, reason)
+        self._unreadable = 0
         found = hashed.hexdigest()
         if found != sha256:
             return self._quarantine(sha256, f"the sha256 of its {stamp.size} bytes is {found}, not {sha256}")

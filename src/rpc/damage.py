@@ -49,12 +49,15 @@ class DamageBook:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The book at ``path``; one that cannot be read is begun anew, and that is logged."""
+        """The book at ``path``; one that is none is begun anew, and that is logged.
+
+        :raises OSError: if the disk does not let it be read.
+        """
         try:
             return cls(path, read_book(path.read_bytes()))
         except FileNotFoundError:
             return cls(path, {})
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             cls.log.error("{path} cannot be read ({error}); what was known to be damaged is only missing now",
                           path=str(path), error=error)  # fmt: skip
             return cls(path, {})

@@ -19,7 +19,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from rpc.blobs import BlobError, BlobStore, Examination, State
+from rpc.blobs import READS, BlobError, BlobStore, Examination, State, Unreadable
 from rpc.fetch import RunInThread
 from rpc.hashing import Hashing
 from rpc.manifest import is_sha256
@@ -40,6 +40,9 @@ SUSPECTS: Final = 256
 
 SPARED_SECONDS: Final = 60.0
 """How long a blob that was looked at is not looked at again because somebody says that it is wrong."""
+
+UNREADABLE_SECONDS: Final = 10.0
+"""How long after bytes of a blob could not be read they are read again."""
 
 MIB: Final = 1 << 20
 
@@ -271,6 +274,17 @@ class Verifier:
 
     async def _examine(self, sha256: str, *, paced: bool) -> Examination | str | None:
         """What of one blob; why that cannot be told; None if it was given up because of stopping."""
+        for read in range(1, READS):
+            try:
+                return await self._read(sha256, paced, read)
+            except Unreadable as error:
+                log.warn("{sha256}: {error}; it is read again.", sha256=sha256, error=str(error))
+            until = self.clock.seconds() + UNREADABLE_SECONDS
+            while not self._stopping and (left := until - self.clock.seconds()) > 0:
+                await self._sleep(left)
+        return None if self._stopping else await self._read(sha256, paced, READS)
+
+    async def _read(self, sha256: str, paced: bool, read: int) -> Examination | str | None:
         try:
             begun = await self.run_in_thread(self.blobs.begin_examination, sha256)
             if isinstance(begun, Examination):
@@ -283,11 +297,15 @@ class Verifier:
                     if paced:
                         self._current, self._current_bytes = sha256, begun.length
                         await self._look_at_suspects()
-                return await self.run_in_thread(self.blobs.conclude, sha256, begun)
+                return await self.run_in_thread(self.blobs.conclude, sha256, begun, read)
             finally:
                 begun.close()
         except CancelledError:
             raise
+        except Unreadable as error:
+            if read < READS:
+                raise
+            return str(error)
         except (OSError, BlobError) as error:
             return str(error)
 

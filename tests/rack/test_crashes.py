@@ -17,7 +17,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from rack.assignment import Assignment, AssignmentFile
-from rack.inspection import is_name
+from rack.inspection import SnapshotError, is_name
 from rack.life import Result
 from rack.snapshots import SnapshotStore
 from rack.steps import Syncs
@@ -361,3 +361,102 @@ class TestFailingDisk(CrashTestCase):
         for error in (errno.ENOSPC, errno.EIO, errno.EACCES):
             for at in self.steps(error):
                 self.fail_at(at, error, lasting=True)
+
+
+class TestUnreadableDisk(CrashTestCase):
+    """That something cannot be read says nothing of it: it is neither damaged nor missing, and nothing is given up."""
+
+    def looks(self) -> list[int]:
+        """The places of the faults: of the longest of the syncs, or starts."""
+        assignment = self.publish()
+        self.disk.arm(looks=True)
+        self.process.request(assignment)
+        said = list(self.disk.said)
+        self.disk.disarm()
+        self.assert_settled(assignment.generation)
+        self.assertGreater(len(said), 100)
+        return places(said, None, 0 if SOAK > 1 else STEPS, self.rng)
+
+    def assert_nothing_was_given_up(self, *allowed: int) -> None:
+        """Nothing was taken for damaged, and all that was held is there."""
+        with disarmed(self.disk):
+            self.assert_whole_on_disk(*allowed)
+            self.assertEqual(os.listdir(self.root / "cache" / "quarantine"), [], self.where())
+            self.assertEqual(dict(self.process.blobs.damaged), {}, self.where())
+            held = self.manifests[allowed[0]].blobs.keys()
+            blobs = set(os.listdir(self.root / "cache" / "blobs"))
+            self.assertTrue(held <= blobs or self.process.store.inventory.generation == allowed[-1], self.where())
+
+    def fail_at(self, at: int, error: int, lasting: bool) -> None:
+        assignment = self.publish()
+        old, new = assignment.generation - 1, assignment.generation
+        self.disk.arm(at, error, lasting, looks=True)
+        results = self.process.request(assignment)
+        self.assert_nothing_was_given_up(old, new)
+        with disarmed(self.disk):
+            self.assert_holds(old, new)
+        if self.disk.met:
+            TALLY.injected(self.disk, f"rack: {errno.errorcode[error]} on reading")
+        for result in results:
+            if result.outcome == "failed":
+                self.assertIn(os.strerror(error), result.reason, self.where())
+                self.assertEqual(self.process.synchroniser.status.state, "failed")
+        if lasting:
+            self.process.clock.advance(INTERVAL * 2)  # in vain
+            self.assert_nothing_was_given_up(old, new)
+            with disarmed(self.disk):
+                self.assert_holds(old, new)
+        self.disk.disarm()
+        for _ in range(3):
+            self.process.clock.advance(INTERVAL * 2)
+        self.assert_settled(new)
+
+    def start_at(self, at: int, error: int, lasting: bool) -> None:
+        """Start with a fault, without a region that could give anything back."""
+        self.die(None)
+        documents, self.documents = self.documents, {}
+        number = self.number
+        self.disk.arm(at, error, lasting, looks=True)
+        try:
+            self.process = self.new()
+            self.process.recover()
+            self.process.synchroniser.look_again()
+        except (OSError, SnapshotError) as refused:
+            self.assertIn(os.strerror(error), str(refused))  # then it is started again
+        if self.disk.met:
+            TALLY.injected(self.disk, f"rack: {errno.errorcode[error]} on reading")
+        self.assert_nothing_was_given_up(number)
+        self.disk.disarm()
+        if self.process.synchroniser._core.assignment is None:  # it could not be read, or nothing could
+            self.die(None)
+            self.process = self.new()
+            self.process.recover()
+            self.process.synchroniser.look_again()
+        for _ in range(3):
+            self.process.clock.advance(INTERVAL * 2)
+        self.documents = documents
+        self.assert_settled(number)
+        self.die(None)
+        self.process = self.new()
+        self.process.recover()
+
+    def test_any_error_of_reading_in_a_sync_leaves_what_was_held_and_is_said(self) -> None:
+        for error in (errno.EIO, errno.EACCES):
+            for lasting in (False, True):
+                for at in self.looks():
+                    self.fail_at(at, error, lasting)
+
+    def test_any_error_of_reading_in_a_start_takes_nothing_away(self) -> None:
+        self.die(None)
+        self.disk.arm(looks=True)
+        self.process = self.new()
+        self.process.recover()
+        self.process.synchroniser.look_again()
+        said = list(self.disk.said)
+        self.disk.disarm()
+        for error in (errno.EIO, errno.EACCES):
+            for lasting in (False, True):
+                some = places(said, None, 0 if SOAK > 1 else STEPS // 2, self.rng)
+                decisive = [at for at, what in enumerate(said, start=1) if "manifest.json" in what or "current" in what]
+                for at in sorted({*some, *decisive}):
+                    self.start_at(at, error, lasting)

@@ -287,6 +287,17 @@ class CrashTestCase(DatabaseTestCase):
         left = set(os.listdir(self.root)) - {"blobs", "partial", "quarantine", "verified.log"}
         self.assertEqual(left, set(), self.where())
 
+    def assert_said(self, error: int) -> None:
+        """An import that ended without publishing what is new says why. One that lost its database did not end yet."""
+        if not self.disk.met or self.current() == self.newest.digest:
+            return
+        for number, outcome in self.ask("SELECT id, outcome FROM import_job WHERE ended IS NOT NULL"
+                                        " ORDER BY id DESC LIMIT 1"):  # fmt: skip
+            if any(met.startswith(("change", "query")) for met in self.disk.met):
+                continue
+            reasons = [reason for (reason,) in self.ask("SELECT reason FROM import_problem WHERE job_id = %s", number)]
+            self.assertIn(os.strerror(error), " ".join([outcome, *reasons]), self.where())
+
     def flush(self) -> None:
         """What was logged with a traceback came of the fault, and of nothing else."""
         for failure in self.flushLoggedErrors():
@@ -386,17 +397,6 @@ class FaultTests(CrashTestCase):
         whole = [image for image in self.newest.images if {file.sha256 for file in image.files} <= there]
         self.assertLessEqual(there, self.held() | Manifest(whole).blobs.keys(), self.where())
 
-    def assert_said(self, error: int) -> None:
-        """An import that ended without publishing what is new says why. One that lost its database did not end yet."""
-        if not self.disk.met or self.current() == self.newest.digest:
-            return
-        for number, outcome in self.ask("SELECT id, outcome FROM import_job WHERE ended IS NOT NULL"
-                                        " ORDER BY id DESC LIMIT 1"):  # fmt: skip
-            if any(met.startswith(("change", "query")) for met in self.disk.met):
-                continue
-            reasons = [reason for (reason,) in self.ask("SELECT reason FROM import_problem WHERE job_id = %s", number)]
-            self.assertIn(os.strerror(error), " ".join([outcome, *reasons]), self.where())
-
     async def test_any_error_of_the_disk_at_any_step_once_is_said_and_made_good(self) -> None:
         for error in (errno.ENOSPC, errno.EIO, errno.EACCES):
             for at in await self.steps(error):
@@ -411,4 +411,46 @@ class FaultTests(CrashTestCase):
         for error in (LOST, LOST_AFTERWARDS):
             for lasting in (False, True):
                 for at in await self.steps(error):
+                    await self.fail_at(at, error, lasting=lasting)
+
+
+class UnreadableTests(CrashTestCase):
+    """That something cannot be read says nothing of it: nothing is taken for damaged or missing, and it is said."""
+
+    async def fail_at(self, at: int, error: int, *, lasting: bool) -> None:
+        self.publish()
+        self.died = Deferred()
+        self.disk.arm(at, error, lasting, looks=True)
+        process = self.new()
+        process.importer.start()
+        await self.idle(process)
+        with disarmed(self.disk):
+            self.assert_whole()
+            self.assert_said(error)
+            self.assertEqual(dict(process.blobs.damaged), {}, self.where())
+        if self.disk.met:
+            TALLY.injected(self.disk, f"region: {errno.errorcode[error]} on reading")
+        if lasting:
+            process.clock.advance(INTERVAL)  # in vain
+            await self.idle(process)
+            with disarmed(self.disk):
+                self.assert_whole()
+        await self.left_alone(process)
+
+    async def looks(self) -> list[int]:
+        """The places of the faults."""
+        self.publish()
+        self.disk.arm(looks=True)
+        process = self.new()
+        process.importer.start()
+        await self.idle(process)
+        said = list(self.disk.said)
+        await self.left_alone(process)
+        self.assertGreater(len(said), 50)
+        return places(said, None, 0 if SOAK > 1 else STEPS, self.rng)
+
+    async def test_any_error_of_reading_at_any_step_takes_nothing_away_and_is_said(self) -> None:
+        for error in (errno.EIO, errno.EACCES):
+            for lasting in (False, True):
+                for at in await self.looks():
                     await self.fail_at(at, error, lasting=lasting)

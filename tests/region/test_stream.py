@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -18,6 +20,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionLost
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
+from twisted.logger import capturedLogs, formatEvent
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.server import Site
@@ -31,6 +34,7 @@ from region.images.stream import StreamResource
 from rpc.blobs import BlobStore
 from rpc.damage import Damaged
 from rpc.manifest import Image, ImageFile, Manifest, parse_manifest
+from tests.faults import Disk
 from tests.region.importing import contents_of, file, image, inline, loader, put, sha256
 from tests.rpc.test_verifying import rot
 
@@ -326,6 +330,36 @@ class FileTests(StreamTestCase):
             self.assertIn("was found damaged at 20", headers["x-stanchion-withheld"])
         self.flushLoggedErrors()
 
+    def test_a_file_that_the_disk_does_not_give_is_neither_denied_nor_taken_for_damaged(self) -> None:
+        suspected: list[str] = []
+        self.resource._suspect = lambda sha256, why: suspected.append(f"{sha256} {why}")
+        self.generations.publish(image())
+        disk = Disk(self.blobs.root.absolute())
+        disk.install(self.patch)
+        self.blobs.verify(self.name, len(self.content))
+        disk.arm(looks=True)
+        self.assertEqual(self.ask(self.path)[0], 200)
+        steps = len(disk.said)
+        self.assertGreaterEqual(steps, 3)
+        for error in (errno.EIO, errno.EACCES):
+            for lasting in (False, True):
+                for at in range(1, steps + 1):
+                    suspected.clear()
+                    disk.arm(at, error, lasting, looks=True)
+                    status, headers, body = self.ask(self.path)
+                    disk.disarm()
+                    if not disk.met:
+                        continue  # bytes are read by what was opened while it was allowed
+                    if status == 200:
+                        self.assertLess(len(body), len(self.content), disk.met)  # cut in the midst, as it must be
+                    else:
+                        self.assertEqual(status, 503, disk.met)
+                        self.assertIn(os.strerror(error).encode(), body)
+                        self.assertNotIn("x-stanchion-withheld", headers)
+                    self.assertEqual(suspected, [f"{self.name} it could not be read: {os.strerror(error)}"])
+                    self.assertEqual(dict(self.blobs.damaged), {})
+                    self.assertEqual(self.ask(self.path)[2], self.content)
+
     def test_a_published_file_that_is_missing_is_not_denied(self) -> None:
         self.generations.publish(image())
         missing = image().files[0].sha256
@@ -439,9 +473,11 @@ class SendingTests(StreamTestCase):
         self.begin()
         with open(self.blobs.path(self.name), "r+b") as shortened:
             shortened.truncate(10)
-        self.transport.resume()
-        self.transport.resume()
-        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        with capturedLogs() as events:
+            self.transport.resume()
+            self.transport.resume()
+        [told] = [formatEvent(event) for event in events]
+        self.assertIn("cannot be read: the file ended at byte", told)
         self.assertTrue(self.transport.disconnecting)
         self.assertLess(len(self.transport.value()), len(self.content))
 

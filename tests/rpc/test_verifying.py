@@ -12,10 +12,10 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from rpc.blobs import BlobStore, Examination, State
+from rpc.blobs import KEPT_IN_QUARANTINE, READS, BlobStore, Examination, State
 from rpc.damage import DamageBook, Damaged, read_book
 from rpc.hashing import NotRegular, hashing
-from rpc.verifying import MIB, Pass, Verifier, read_pass, rest
+from rpc.verifying import MIB, UNREADABLE_SECONDS, Pass, Verifier, read_pass, rest
 from tests.region.importing import put, sha256
 
 WEEK = 7 * 86400.0
@@ -149,16 +149,58 @@ class PassTests(VerifierTestCase):
         self.wait(3)
         self.assertEqual([(ended.files, ended.damaged) for ended in self.ended], [(3, ())])
 
-    def test_a_disk_that_cannot_read_a_file_is_damage(self) -> None:
+    def fail_reads(self, count: int) -> list[int]:
+        """Let the next ``count`` reads fail; what is left of that."""
+        left = [count]
+        readv = os.readv
+
+        def reading(*arguments: Any) -> int:
+            if left[0]:
+                left[0] -= 1
+                raise OSError(5, "Input/output error")
+            return readv(*arguments)
+
+        self.patch(os, "readv", reading)
+        return left
+
+    def test_a_file_that_cannot_be_read_again_and_again_is_damaged(self) -> None:
         (name,) = self.fill(1000)
-
-        def fails(*arguments: object) -> int:
-            raise OSError(5, "Input/output error")
-
-        self.patch(os, "readv", fails)
+        self.fail_reads(READS)
         self.verifier.start()
+        self.assertEqual((self.ended, dict(self.blobs.damaged)), ([], {}))
+        self.clock.pump([UNREADABLE_SECONDS] * READS)
         self.assertEqual(self.ended[0].damaged, ((name, "its bytes cannot be read: Input/output error after 0 bytes"),))
         self.flushLoggedErrors()
+
+    def test_a_file_that_cannot_be_read_for_a_moment_is_not_taken_for_damaged(self) -> None:
+        self.fill(1000)
+        self.fail_reads(READS - 1)
+        self.verifier.start()
+        self.clock.pump([UNREADABLE_SECONDS] * READS)
+        self.assertEqual((self.ended[0].files, self.ended[0].damaged, self.ended[0].problems), (1, (), ()))
+        self.assertEqual(list(self.blobs.quarantine.iterdir()), [])
+
+    def test_a_disk_that_reads_nothing_any_more_loses_no_file_for_that(self) -> None:
+        names = self.fill(*[1000] * (KEPT_IN_QUARANTINE + 3))
+        left = self.fail_reads(10_000)
+        self.verifier.start()
+        self.clock.pump([UNREADABLE_SECONDS] * READS * len(names))
+        (ended,) = self.ended
+        self.assertEqual((len(ended.damaged), len(ended.problems)), (KEPT_IN_QUARANTINE, 3))
+        self.assertIn("the disk fails, replace it", ended.problems[0])
+        there = len(list(self.blobs.blobs.iterdir())) + len(list(self.blobs.quarantine.iterdir()))
+        self.assertEqual(there, len(names))
+        left[0] = 0
+        self.verifier.request()
+        self.assertEqual((len(self.ended), self.ended[1].damaged, self.ended[1].problems), (2, (), ()))
+        self.flushLoggedErrors()
+
+    def test_stopping_does_not_wait_for_a_file_that_is_to_be_read_again(self) -> None:
+        self.fill(1000)
+        self.fail_reads(1)
+        self.verifier.start()
+        self.successResultOf(Deferred.fromCoroutine(self.verifier.stop()))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
 class SuspectTests(VerifierTestCase):

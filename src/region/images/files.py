@@ -46,10 +46,14 @@ def open_verified(blobs: BlobStore, sha256: str) -> OpenFile | None:
 
     :raises FileNotFoundError: if it is not there.
     """
-    file = FileIO(blobs.path(sha256))
-    size = os.fstat(file.fileno()).st_size
-    if blobs.is_verified(sha256, size):
-        return OpenFile(file, size)
+    file = open(blobs.path(sha256), "rb", buffering=0)  # noqa: SIM115  # the caller closes it
+    try:
+        size = os.fstat(file.fileno()).st_size
+        if blobs.is_verified(sha256, size):
+            return OpenFile(file, size)
+    except BaseException:
+        file.close()
+        raise
     file.close()
     return None
 

@@ -145,6 +145,9 @@ class ImportRun:
                 log.error("Import {job} failed: {reason}", job=self.job.id, reason=str(error))
             except DatabaseUnavailable:
                 raise
+            except OSError as error:
+                life.fail(f"the region's disk failed: {error}", self._parts.now())
+                log.error("Import {job} failed: the region's disk failed: {reason}", job=self.job.id, reason=str(error))
             except Exception as error:  # noqa: BLE001 - the import ends here, and says why in its row and in the log
                 log.failure("Import {job} failed on an error of the region's own", job=self.job.id)
                 life.fail(f"an error of the region's own, {type(error).__name__}: {error}", self._parts.now())

@@ -73,6 +73,7 @@ class StreamResource(Resource):
     which :data:`rpc.http_errors.WITHHELD` tells from every other 503.
 
     :param clock: for cutting connections of clients that stall.
+    :param suspect: is told of a file that the disk did not give, and why, so that it is looked at.
     :param run_in_thread: for reading files and rendering documents.
     """
 
@@ -85,12 +86,14 @@ class StreamResource(Resource):
         clock: IReactorTime,
         *,
         run_in_thread: RunInThread = in_thread,
+        suspect: Callable[[str, str], object] = lambda sha256, why: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Twisted has no types for it
         self._generations = generations
         self._blobs = blobs
         self._clock = clock
         self._run_in_thread = run_in_thread
+        self._suspect = suspect
         self._renderings: OrderedDict[int, Rendering] = OrderedDict()
         self._rendering = FairLock()
         self._manifests: OrderedDict[str, bytes] = OrderedDict()
@@ -197,12 +200,20 @@ class StreamResource(Resource):
                     file = await self._run_in_thread(examine_and_open, self._blobs, sha256)
         except FileNotFoundError:
             raise await self._missing(sha256) from None
+        except OSError as error:
+            raise self._unreadable(sha256, error) from error
         except BlobError as error:
             raise _Refusal(503, f"{error}", _RETRY) from error
         except FileDamaged as error:
             log.error("The file {sha256} was damaged on the region's disk: {reason}", sha256=sha256, reason=str(error))
             raise await self._missing(sha256) from error
         return file
+
+    def _unreadable(self, sha256: str, error: OSError) -> _Refusal:
+        """The answer about a file that the disk does not give: nobody can tell whether it is right."""
+        log.error("The file {sha256} cannot be read: {error}", sha256=sha256, error=str(error))
+        self._suspect(sha256, f"it could not be read: {error.strerror or error}")
+        return _Refusal(503, f"The file cannot be read now: {error.strerror or error}.", _RETRY)
 
     async def _missing(self, sha256: str) -> _Refusal:
         """The answer about a file that is not there, or not any more."""
@@ -235,7 +246,10 @@ class StreamResource(Resource):
         _set_headers(request, "application/octet-stream", part.end - part.start, sha256, headers)
         if request.method != b"HEAD":
             sender = Sender(request, file.file, self._clock, self._run_in_thread)
-            await sender.send(part, is_good)
+            try:
+                await sender.send(part, is_good)
+            except OSError as error:
+                raise self._unreadable(sha256, error) from error
         request.finish()
 
     def _is_known(self, request: Request, etag: str) -> bool:
@@ -254,7 +268,10 @@ class StreamResource(Resource):
         if isinstance(error, CancelledError):
             return  # the client is gone
         if isinstance(error, _Refusal):
-            _refuse(request, error)
+            if request.startedWriting:
+                request.loseConnection()  # the client must see that its body is cut short
+            else:
+                _refuse(request, error)
             return
         reference = uuid4().hex[:12]
         path = request.path.decode("ascii", "replace")
@@ -277,7 +294,7 @@ class StreamResource(Resource):
 def _refuse(request: Request, refusal: _Refusal) -> None:
     request.setResponseCode(refusal.status)
     body = f"{refusal}\n".encode()
-    for name in ("Cache-Control", "ETag", "Last-Modified"):
+    for name in ("Cache-Control", "ETag", "Last-Modified", "Content-Range", "Accept-Ranges"):
         request.responseHeaders.removeHeader(name.encode())
     _set_headers(request, _TEXT, len(body), "", refusal.headers)
     request.write(body)
