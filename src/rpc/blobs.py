@@ -389,8 +389,12 @@ class BlobStore:
     def _log(self) -> StampLog:
         with self._lock:
             if self._stamps is None:
-                for directory in (self.root, self.blobs, self.partial, self.quarantine):
+                made = [each for each in (self.root, self.blobs, self.partial, self.quarantine) if not each.exists()]
+                for directory in made:
                     directory.mkdir(parents=True, exist_ok=True)
+                if made:
+                    sync_directory(self.root)
+                    sync_directory(self.root.parent)
                 self._stamps = StampLog.open(self.root / "verified.log", lambda name: _stamp_at(self.blobs / name))
             return self._stamps
 

@@ -61,14 +61,19 @@ class Part:
     _hash: hashlib._Hash | None = field(default=None, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     _abandoned: bool = field(default=False, init=False)
+    _is_named: bool = field(default=False, init=False)
+    """Whether the disk has its name."""
 
     @property
     def is_full(self) -> bool:
         """Whether as many bytes are there as the blob has."""
         return self.length == self.size
 
-    def load(self) -> int:
-        """Hash what is there already, and give its length in bytes. A part longer than the blob is emptied."""
+    def load(self, trusted: int | None = None) -> int:
+        """Hash what is there already, and give its length in bytes. A part longer than the blob is emptied.
+
+        :param trusted: how many bytes there may be; what is beyond them is cut off.
+        """
         with self._working():
             length = os.fstat(self._descriptor).st_size
             self.length = 0
@@ -76,6 +81,9 @@ class Part:
             if length > self.size:
                 os.ftruncate(self._descriptor, 0)
                 length = 0
+            elif trusted is not None and length > trusted:
+                os.ftruncate(self._descriptor, trusted)
+                length = trusted
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             while self.length < length:
                 block = os.read(self._descriptor, min(BLOCK, length - self.length))
@@ -98,6 +106,14 @@ class Part:
                 digest.update(view[:written])
                 self.length += written
                 view = view[written:]
+
+    def flush(self) -> None:
+        """Return when what was written would survive a loss of power."""
+        with self._working():
+            os.fsync(self._descriptor)
+            if not self._is_named:
+                sync_directory(self.path.parent)
+                self._is_named = True
 
     def restart(self) -> None:
         """Throw away what is there."""

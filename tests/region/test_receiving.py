@@ -24,6 +24,7 @@ from region.images.uploads import NoSuchUpload, Upload
 from rpc.blobs import BlobStore
 from rpc.manifest import ImageKey
 from tests.examples import examples
+from tests.faults import LOSSES, Crash, Disk, Loss
 from tests.region.importing import inline, sha256
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -55,8 +56,9 @@ class FakeStore:
         self.next += 1
         return made, True
 
-    async def touch(self, upload_id: int) -> None:
+    async def touch(self, upload: Upload, received: int) -> None:
         self.is_old = False
+        self.rows[upload.id] = evolve(self.rows[upload.id], received=received)
 
     async def complete(self, upload_id: int) -> tuple[Upload, tuple[Upload, ...]]:
         row = self.rows[upload_id] = evolve(await self.get(upload_id), completed=NOW)
@@ -75,9 +77,9 @@ class FakeStore:
 class Receiving(RuleBasedStateMachine):
     """One image that is uploaded; ``expected`` is what must have come, None while nothing was begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path | None = None) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="stanchion-test-"))
+        self.root = root or Path(tempfile.mkdtemp(prefix="stanchion-test-"))
         self.store = FakeStore()
         self.clock = Clock()
         self.published = 0
@@ -222,3 +224,49 @@ class ReceivingTests(SynchronousTestCase):
     def test_only_the_right_content_becomes_whole_whatever_happens_on_the_way(self) -> None:
         self.patch(os, "fsync", lambda descriptor: None)
         run_state_machine_as_test(Receiving, settings=settings(examples(60), stateful_step_count=30))
+
+    def test_what_was_acknowledged_is_there_after_a_loss_of_power_at_any_step(self) -> None:
+        pid = os.getpid()
+        self.patch(os, "getpid", lambda: pid)
+        base = Path(self.mktemp()).absolute()
+        base.mkdir(parents=True)
+        disk = Disk(base)
+        disk.install(self.patch)
+        self.addCleanup(disk.close)
+        for loss in (*LOSSES, Loss(0, "kept")):
+            at = 1
+            while self.lose_power_at(disk, at, loss):
+                at += 1
+            self.assertGreater(at, 20)
+
+    def lose_power_at(self, disk: Disk, at: int, loss: Loss) -> bool:
+        """Upload in chunks, lose power at a step, and go on; whether there were so many steps."""
+        root = Path(disk.root) / "images"
+        root.mkdir()
+        machine = Receiving(root)
+        acknowledged = 0
+        upload = machine.do(machine.receiver.begin(REQUEST, "me")).upload
+        disk.arm(at)
+        for start in range(0, len(CONTENT), 30):
+            sending = Deferred.fromCoroutine(machine.receiver.append(upload.id, CONTENT[start : start + 30], start))
+            sending.addErrback(lambda failure: failure.trap(Crash))
+            if disk.stopped:
+                break
+            acknowledged = self.successResultOf(sending).received
+        stopped = disk.stopped
+        disk.restart()
+        disk.lose_power(loss)
+        machine.start()
+        where = f"{loss}: {disk.said[-3:]}"
+        received = machine.do(machine.receiver.begin(REQUEST, "me"))
+        self.assertGreaterEqual(received.received, acknowledged, where)
+        if not received.complete:
+            # What is there beyond what was acknowledged is not believed: the right rest makes it whole.
+            self.assertEqual(received.received, acknowledged, where)
+            received = machine.do(machine.receiver.append(upload.id, CONTENT[acknowledged:], acknowledged))
+        self.assertTrue(received.complete, where)
+        self.assertEqual(machine.blobs.path(REQUEST.sha256).read_bytes(), CONTENT, where)
+        machine.do(machine.receiver.stop())
+        machine.blobs.close()
+        shutil.rmtree(root)
+        return stopped

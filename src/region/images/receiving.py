@@ -1,8 +1,8 @@
 """How does the content of an upload come in? In chunks that are appended to a part, until it is whole and verified.
 
-What has come stays on the disk when a client is cut off or the region is restarted, and its length says where to go
-on. A part is held open between two chunks, because opening it means hashing what is there. What nobody continues
-expires.
+A chunk is acknowledged when it is on the disk and its end is in the database. So what was acknowledged is there when a
+client is cut off, the region is restarted or the power fails, and says where to go on; what is beyond it is cut off. A
+part is held open between two chunks, because opening it means hashing what is there. What nobody continues expires.
 """
 
 from __future__ import annotations
@@ -152,6 +152,8 @@ class Receiver:
         if upload.completed is not None:
             log.warn("The content of upload {id} is lost; it is taken anew.", id=upload.id)
             self._lost.add(upload.id)
+            await self.store.touch(upload, 0)
+            upload = await self.store.get(upload.id)
         received = await self.progress(upload)
         if received.received:
             self._again.add(upload.id)
@@ -168,7 +170,8 @@ class Receiver:
             return Received(upload, known.part.length, False)
         if upload.process != self.process:
             return Received(upload, 0, False)
-        return Received(upload, await self.run_in_thread(self.blobs.part_size, upload.request.sha256), False)
+        there = await self.run_in_thread(self.blobs.part_size, upload.request.sha256)
+        return Received(upload, there if upload.received is None else min(there, upload.received), False)
 
     async def append(self, upload_id: int, data: bytes, offset: int | None = None) -> Received:
         """Append ``data`` to what has come of an upload; when that is all, verify it and ask for an import.
@@ -182,6 +185,7 @@ class Receiver:
         :raises WrongUpload: if it is all, and is wrong.
         :raises NoRoom: if the disk is full.
         :raises UploadBusy: if it cannot be written at this moment.
+        :raises DatabaseUnavailable: if it cannot be written down that it has come; then it has not.
         """
         known = self._open.setdefault(upload_id, _Open())
         async with known.lock:
@@ -225,15 +229,17 @@ class Receiver:
             )
         self._again.discard(upload_id)
         if is_first:
+            await self.store.touch(upload, 0)
             await self.run_in_thread(part.restart)
-        await self.run_in_thread(part.write, data)
+        await self.run_in_thread(_keep, part, data)
         if not part.is_full:
-            await self.store.touch(upload_id)
+            await self.store.touch(upload, part.length)
             self._idle(known, upload_id)
             return Received(upload, part.length, False)
         try:
             await self.run_in_thread(part.finish)
         except WrongContent as error:
+            await self.store.touch(upload, 0)
             raise WrongUpload(
                 f"Saved content does not match given SHA256 value: {error}. It was thrown away; upload it again from "
                 "its beginning, or begin another upload with the right sha256."
@@ -289,7 +295,7 @@ class Receiver:
                     "at this moment; go on in a moment."
                 ) from error
             known.part = part
-            await self.run_in_thread(part.load)
+            await self.run_in_thread(part.load, upload.received)
         return known.part
 
     def _idle(self, known: _Open, upload_id: int) -> None:
@@ -345,3 +351,10 @@ class Receiver:
                 f"The upload needs {readable(max(0, size - there))}, but the disk of region process {self.process} has "
                 f"{readable(free)} free, and {readable(SPARE_BYTES)} of it are left alone: make room."
             )
+
+
+def _keep(part: Part, data: bytes) -> None:
+    """Append to a part, durably; of a part that is full now, what finishes it sees to that."""
+    part.write(data)
+    if not part.is_full:
+        part.flush()

@@ -30,7 +30,8 @@ class NoSuchUpload(LookupError):
 @frozen
 class Upload:
     """An upload. ``process`` is the region process on whose disk its content is, or is to be; ``touched`` is when some
-    of it last came, ``completed`` when all of it had come, verified."""
+    of it last came, ``completed`` when all of it had come, verified. ``received`` is how many bytes have come that will
+    be there after a loss of power, too; None if that is not known."""
 
     id: int
     request: UploadRequest
@@ -39,6 +40,7 @@ class Upload:
     created: datetime
     touched: datetime
     completed: datetime | None
+    received: int | None = 0
 
     @property
     def version(self) -> str:
@@ -53,7 +55,7 @@ class Upload:
 
 _COLUMNS: Final = (
     "id, os, release, arch, subarch, title, filetype, base_image, sha256, size, process, username, created, touched, "
-    "completed"
+    "completed, received"
 )
 
 
@@ -85,10 +87,12 @@ class UploadStore:
                 return _upload(row), False
             row = await transaction.one(
                 f"""INSERT INTO boot_upload (os, release, arch, subarch, title, filetype, base_image, sha256, size,
-                                             process, username)
-                    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING {_COLUMNS}""",
+                                             process, username, received)
+                    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+                            (SELECT coalesce(max(received), 0) FROM boot_upload WHERE sha256 = %s AND process = %s))
+                    RETURNING {_COLUMNS}""",
                 (request.os, request.release, request.arch, request.subarch, request.title, request.filetype,
-                 request.base_image, request.sha256, request.size, process, username),
+                 request.base_image, request.sha256, request.size, process, username, request.sha256, process),
             )  # fmt: skip
             assert row is not None, "INSERT … RETURNING gives one row"
             return _upload(row), True
@@ -110,9 +114,12 @@ class UploadStore:
         rows = await self._database.query(f"SELECT {_COLUMNS} FROM boot_upload ORDER BY id")
         return tuple(map(_upload, rows))
 
-    async def touch(self, upload_id: int) -> None:
-        """Some of the content has come."""
-        await self._database.execute("UPDATE boot_upload SET touched = now() WHERE id = %s", (upload_id,))
+    async def touch(self, upload: Upload, received: int) -> None:
+        """Of the content so many bytes are on the disk now, whichever uploads it is the content of."""
+        await self._database.execute(
+            "UPDATE boot_upload SET touched = now(), received = %s WHERE sha256 = %s AND process = %s",
+            (received, upload.request.sha256, upload.process),
+        )
 
     async def complete(self, upload_id: int) -> tuple[Upload, tuple[Upload, ...]]:
         """All of the content is there, verified; the upload, and the older ones of its image, which are gone now.
