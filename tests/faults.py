@@ -495,9 +495,9 @@ class Disk:
         writes = bool(set(mode) & set("wax+"))
         if where is not None and not writes and self.armed and self.looks:
             return self._open_to_read(where, file, mode, buffering, encoding, errors, newline, closefd, opener)
-        if where is None or not writes or not isinstance(file, str | os.PathLike):
+        if where is None or not writes:
             return self._real["open"](file, mode, buffering, encoding, errors, newline, closefd, opener)
-        made = self._open_step(where, "r" not in mode, "w" in mode)
+        made = not isinstance(file, int) and self._open_step(where, "r" not in mode, "w" in mode)
         raw = _Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
         raw.disk = self
         if made:

@@ -32,7 +32,8 @@ MODULES: Final = (
     "tests.region.test_combine.Properties", "tests.region.test_answers_whole_path.WholePath",
     "tests.rpc.test_bad_input", "tests.rpc.test_fault_matrix", "tests.rpc.test_boxes", "tests.rpc.test_arguments",
     "tests.rpc.test_certificates", "tests.rpc.test_gate", "tests.rpc.test_versions", "tests.rack.test_regions",
-    "tests.rack.test_crashes", "tests.region.test_import_crashes", "tests.system.test_crashes.CrashTests",
+    "tests.test_state_crashes", "tests.rack.test_crashes", "tests.region.test_import_crashes",
+    "tests.system.test_crashes.CrashTests",
 )  # fmt: skip
 """Tests of one process at a time, which run in this one. What some of them check per example is counted in
 :data:`tests.examples.CHECKED`."""

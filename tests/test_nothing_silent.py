@@ -180,6 +180,7 @@ ALLOWED: Final[dict[tuple[str, str, str], str]] = {
     ("src/region/upstream/reader.py", "_all", "gatherResults"): "the others end because the first cancelled them",
     ("src/rpc/blobs.py", "BlobStore.sweep", "FileNotFoundError"): "it is to be gone, and is",
     ("src/rpc/blobs.py", "BlobStore._remove_unfinished", "FileNotFoundError"): "its process gave it its name just now",
+    ("src/rpc/certificates.py", "remove_unfinished", "FileNotFoundError"): "its process gave it its name just now",
     ("src/rpc/blobs.py", "BlobStore._unused", "OSError"): "a symbolic link, say: no writer of ours has it",
     ("src/rpc/cli.py", "build_parser", "ModuleNotFoundError"): "an installation without that part lacks its commands",
     ("src/rpc/cli.py", "main", "BrokenPipeError"): "who read has had enough; the exit status says it",

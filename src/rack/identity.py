@@ -11,7 +11,7 @@ from typing import Any, Final
 from attrs import asdict, field, fields, frozen
 
 from rpc.addresses import split_address
-from rpc.certificates import CertificateInvalid, Credentials, check_issued, write_private
+from rpc.certificates import CertificateInvalid, Credentials, check_issued, sync_directory, write_private
 
 _NAME: Final = "identity.json"
 
@@ -62,8 +62,10 @@ def write_identity(directory: Path, identity: Identity) -> Path:
 
 def prepare_directory(directory: Path) -> None:
     """Make ``directory`` if need be. :raises OSError: if it cannot be made, or nothing can be written there."""
-    directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    directory.mkdir(mode=0o700, exist_ok=True)
+    if not directory.exists():
+        directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        sync_directory(directory.parent)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
 

@@ -27,6 +27,7 @@ from rpc.certificates import (
     issue_region,
     load_certificate,
     load_credentials,
+    remove_unfinished,
     sync_directory,
     write_private,
 )
@@ -152,8 +153,11 @@ def is_changing(directory: Path) -> bool:
 def _guarded(directory: Path) -> Iterator[None]:
     """The directory for this process alone, and errors in words."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not directory.exists():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_directory(directory.parent)  # racks will have pinned what is made in it
         directory.chmod(0o700)
+        remove_unfinished(directory)
         # Two that renew the region's pair at once could leave a key with the other's certificate.
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,9 @@ BACKDATED: Final = timedelta(hours=1)
 
 REGION_URI: Final = "urn:stanchion:region"
 RACK_URI: Final = "urn:stanchion:rack:"
+
+UNFINISHED: Final = 60.0
+"""Seconds after which a file that was to replace another is taken for that of a process that was killed."""
 
 UNREADABLE: Final = (ValueError, UnsupportedAlgorithm, x509.InvalidVersion)
 """What the library raises for keys, certificates and requests that it cannot read, some of it as late as when it is
@@ -207,6 +211,7 @@ def write_private(path: Path, data: bytes) -> None:
 
     :raises OSError: if that cannot be.
     """
+    remove_unfinished(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -219,6 +224,16 @@ def write_private(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what processes that were killed in :func:`write_private` left in a directory: it may be private keys."""
+    for left in directory.glob(f".*.{'[0-9a-f]' * 16}"):
+        try:
+            if left.stat().st_mtime < time.time() - UNFINISHED:
+                left.unlink()
+        except FileNotFoundError:  # it has its name just now
+            continue
 
 
 def sync_directory(path: Path) -> None:

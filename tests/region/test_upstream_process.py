@@ -46,6 +46,25 @@ def a_question(root: Path) -> tuple[Question, bytes]:
     return question, stream.rendered()[f"streams/v1/{IMAGES}.sjson"]
 
 
+_WATCHED = """
+import os, sys
+from region.upstream.child import answer
+
+CHANGES = {"os.mkdir", "os.rmdir", "os.rename", "os.remove", "os.link", "os.symlink", "os.truncate", "os.chmod"}
+
+def watch(event, arguments):
+    opens = event == "open" and not isinstance(arguments[0], int)  # else a pipe, or memory, that is open already
+    writes = opens and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    if writes or event in CHANGES:
+        sys.stderr.write(f"{event} {arguments}\\n")
+
+question = sys.stdin.buffer.read()
+sys.addaudithook(watch)
+sys.stdout.buffer.write(answer(question))
+"""
+"""The child's work, by a Python that says of every file that is changed or opened to be written."""
+
+
 class ExchangeTests(SynchronousTestCase):
     """What is written to the child and back arrives as it was."""
 
@@ -76,6 +95,20 @@ class ExamineTests(SynchronousTestCase):
         refused = examine(*a_question(Path(self.mktemp())))
         assert isinstance(refused, Refused)
         self.assertIn("more than 1024 MiB of memory", refused.reason)
+
+    def test_it_writes_no_file_so_that_its_death_at_any_moment_leaves_none(self) -> None:
+        base = Path(self.mktemp()).absolute()
+        question = encode_question(*a_question(base / "stream"))
+        empty = base / "empty"
+        empty.mkdir()
+        environment = {**os.environ, "HOME": str(empty), "TMPDIR": str(empty), "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = subprocess.run(
+            [sys.executable, "-B", "-c", _WATCHED], input=question, capture_output=True, cwd=empty, env=environment,
+            timeout=60, check=True,
+        )  # fmt: skip
+        self.assertIsInstance(decode_answer(run.stdout), ProductsRead)
+        self.assertEqual(run.stderr, b"")
+        self.assertEqual(list(empty.iterdir()), [])  # nor does gpgv
 
 
 class FakeTransport:
