@@ -53,7 +53,7 @@ class FakeRegistry:
     def enrolled(self) -> Mapping[str, Rack]:
         return {
             "aaaaaa": Rack("aaaaaa", "one", "x", NOW, version="1", generation=3, state="failed", reported=NOW),
-            "bbbbbb": Rack("bbbbbb", "two", "y", NOW),
+            "bbbbbb": Rack("bbbbbb", "two", "y", NOW, state="partial"),
         }
 
     def link_of(self, system_id: str) -> object | None:
@@ -143,6 +143,7 @@ class RegionTests(SynchronousTestCase):
         metrics = list(region_metrics(FakeDatabase(), Clock()).collect())
         self.assertEqual(values(families("stanchion_rack_connected", metrics)), {("aaaaaa",): 1, ("bbbbbb",): 0})
         self.assertEqual(values(families("stanchion_rack_sync_failed", metrics)), {("aaaaaa",): 1, ("bbbbbb",): 0})
+        self.assertEqual(values(families("stanchion_rack_partial", metrics)), {("aaaaaa",): 0, ("bbbbbb",): 1})
         self.assertEqual(values(families("stanchion_rack_generation", metrics)), {("aaaaaa",): 3})
         self.assertEqual(values(families("stanchion_links", metrics)), {("rack",): 1})
 

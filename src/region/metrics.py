@@ -168,6 +168,10 @@ class RegionMetrics(Collector):
             values=[((rack.system_id,), float(rack.state == "failed")) for rack in racks],
         )  # fmt: skip
         yield gauge(
+            "stanchion_rack_partial", "Whether the rack last reported to lack images that cannot be had.", "rack",
+            values=[((rack.system_id,), float(rack.state == "partial")) for rack in racks],
+        )  # fmt: skip
+        yield gauge(
             "stanchion_rack_reported_timestamp_seconds", "When the rack last reported.", "rack",
             values=[((rack.system_id,), rack.reported.timestamp()) for rack in racks if rack.reported is not None],
         )  # fmt: skip
