@@ -148,12 +148,19 @@ class States(SynchronousTestCase):
         self.assertEqual([answer.state for answer in answers.for_release("ubuntu", "noble", "arm64")], [State.ARRIVING])
 
     def test_a_bare_name_means_every_release_so_called(self) -> None:
-        other = Target("custom", "noble", "amd64")
+        other = Target("debian", "noble", "amd64")
         answers = of(published([NOBLE, BOOKWORM, other]), answered("a", [NOBLE]))
-        self.assertEqual(answers.named("noble"), ("custom/noble", "ubuntu/noble"))
+        self.assertEqual(answers.named("noble"), ("debian/noble", "ubuntu/noble"))
         self.assertEqual(answers.named("bookworm"), ("debian/bookworm",))
         self.assertEqual(answers.named("trusty"), ())
         self.assertEqual(answers.named("ubuntu/trusty"), ("ubuntu/trusty",))
+
+    def test_a_bare_name_goes_on_to_work_when_an_image_of_one_s_own_has_the_same(self) -> None:
+        mine, only_mine = Target("custom", "noble", "amd64"), Target("custom", "mine", "amd64")
+        answers = of(published([NOBLE, mine, only_mine]), answered("a", [mine]))
+        self.assertEqual(answers.named("noble"), ("ubuntu/noble",))
+        self.assertEqual(answers.named("custom/noble"), ("custom/noble",))
+        self.assertEqual(answers.named("mine"), ("custom/mine",))
 
     def test_many_racks_are_counted_rather_than_listed(self) -> None:
         racks = [answered(f"{number:03}", []) for number in range(100)]

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from attrs import field, frozen
 
 from region.answers import wording
+from region.images.naming import CUSTOM
 from rpc.manifest import EMPTY, Image, Manifest
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome
 
@@ -228,11 +229,16 @@ class Answers:
         return found or (self.of(Target(os, release, "")),)
 
     def named(self, name: str) -> tuple[str, ...]:
-        """What ``name`` may mean, as ``os/release``: itself, or for a bare release every one so called; maybe none."""
+        """What ``name`` may mean, as ``os/release``: itself, or for a bare release every one so called; maybe none.
+
+        An image of one's own does not make the name of another system's release ambiguous that is published later.
+        """
         if "/" in name:
             return (name,)
-        found = {target.name for target in self.choices if target.release == name}
-        return tuple(sorted(found or {target.name for target in self.by_target if target.release == name}))
+        found = {target for target in self.choices if target.release == name}
+        found = found or {target for target in self.by_target if target.release == name}
+        systems = {target for target in found if target.os != CUSTOM}
+        return tuple(sorted({target.name for target in systems or found}))
 
 
 _PREFERENCE: Final = (
