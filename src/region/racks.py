@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -292,12 +292,17 @@ class RackRegistry:
         self._order = DeferredLock()
         self._registrations = Together(self._order, self._record)
         self._reports = Together(self._order, self._report)
+        self._upgraded: list[Callable[[], object]] = []
+
+    def listen_for_upgrades(self, upgraded: Callable[[], object]) -> None:
+        """Have ``upgraded`` called whenever a rack is known to have other software than before."""
+        self._upgraded.append(upgraded)
 
     async def refresh(self) -> None:
         """Read the table again, replace the mapping at once, and close links of racks that are gone from it."""
         async with self._order:
             racks = await self.store.list()
-            self._racks = {rack.system_id: rack for rack in racks if rack.revoked is None}
+            self._show({rack.system_id: rack for rack in racks if rack.revoked is None})
             self._revoked = {rack.system_id: rack for rack in racks if rack.revoked is not None}
         for system_id in [system_id for system_id in self._links if system_id not in self._racks]:
             why = "it was revoked" if system_id in self._revoked else "it is no longer enrolled"
@@ -461,7 +466,15 @@ class RackRegistry:
     def _change(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
         known = {rack: evolve(self._racks[rack], **what) for rack, what in changes.items() if rack in self._racks}
         if known:
-            self._racks = {**self._racks, **known}
+            self._show({**self._racks, **known}, known)
+
+    def _show(self, racks: Mapping[str, Rack], changed: Collection[str] | None = None) -> None:
+        """Have ``racks`` be the enrolled ones. Only ``changed`` may be others than before; None: any."""
+        before, self._racks = self._racks, racks
+        both = [rack for rack in (racks if changed is None else changed) if rack in before]
+        if any(racks[rack].version != before[rack].version for rack in both):
+            for upgraded in self._upgraded:
+                upgraded()
 
 
 def watch(registry: RackRegistry, database: Database, clock: IReactorTime) -> None:

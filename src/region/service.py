@@ -251,6 +251,7 @@ class RegionService(Service):
             run_in_thread=run_in_thread,
         )
         describer = Describer(registry, reactor, deadline=config.ask.deadline_seconds)
+        registry.listen_for_upgrades(describer.forget)
         keep = config.events
         cleaner = EventCleaner(lambda: events.forget_old(keep_days=keep.keep_days, keep_rows=keep.keep_rows), reactor)
         cleaner.start()

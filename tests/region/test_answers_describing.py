@@ -151,6 +151,32 @@ class TestAsking(DescribingTestCase):
         self.assertEqual([[release for release, _ in each.known] for each in found], [[], [("ubuntu", "noble")]])
         self.assertEqual(link.described, [("ubuntu", "noble")])
 
+    def test_a_rack_with_other_software_is_asked_anew_also_when_another_ask_is_under_way(self) -> None:
+        link = self.hold(image(NOBLE))
+        link.description = {"title": "old"}
+        self.assertEqual(self.release("ubuntu/noble")["title"], "old")
+        link.description = {"title": "new"}
+        self.assertEqual(self.release("ubuntu/noble")["title"], "old")
+        self.describer.forget()
+        self.assertEqual(self.release("ubuntu/noble")["title"], "new")
+        self.describer.forget()
+        link.slow = []
+        early = self.connect()
+        early.send("GET", "releases/")
+        self.describer.forget()
+        link.slow.pop().callback(None)
+        self.assertEqual(early.response().status, 200)
+        link.slow, link.description = None, {"title": "newer"}
+        self.assertEqual(self.release("ubuntu/noble")["title"], "newer")
+
+    def test_a_rack_that_could_not_describe_is_asked_at_once_when_it_has_other_software(self) -> None:
+        link = self.hold(image(NOBLE))
+        link.description = Failed("UnknownCommand", "there is no DescribeRelease here")
+        self.assertEqual(self.release("ubuntu/noble")["title"], "noble")
+        link.description = {}
+        self.describer.forget()
+        self.assertEqual(self.release("ubuntu/noble")["title"], "24.04 LTS")
+
     def test_clients_that_ask_together_cost_one_ask_and_all_get_the_answer(self) -> None:
         link = self.hold(image(NOBLE))
         link.slow = []

@@ -37,10 +37,10 @@ class ReleasesTestCase(SynchronousTestCase):
         self.generations = Generations()
         self.records = Records(self.generations)
         view = PublishedView(cast(Any, self.generations))
-        describer = Describer(self.racks, self.clock, ask_all=ask_each)
+        self.describer = Describer(self.racks, self.clock, ask_all=ask_each)
         asker = Asker(self.racks, self.clock, published=view.catalogue, expected=view.current_digest, ask_all=ask_each)
         self.parts = parts_of(
-            releases=Releases(asker, view, self.clock, self.records, describer),
+            releases=Releases(asker, view, self.clock, self.records, self.describer),
             asker=asker,
             published=view,
             racks=self.racks,

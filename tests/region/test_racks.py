@@ -228,6 +228,22 @@ class RegistryTests(DatabaseTestCase):
         await losing
         self.assertEqual(registry.not_connected_since("aaaaaa"), later.timestamp())
 
+    async def test_that_a_rack_has_other_software_is_told_whichever_region_process_it_tells_first(self) -> None:
+        told: list[str] = []
+        other = RackRegistry(self.store, lambda: NOW)
+        await other.refresh()
+        self.registry.listen_for_upgrades(lambda: told.append("here"))
+        other.listen_for_upgrades(lambda: told.append("there"))
+        await self.registry.register(link("aaaaaa"), "1.2")
+        self.assertEqual(told, ["here"])
+        await other.refresh()
+        self.assertEqual(told, ["here", "there"])
+        await other.register(link("aaaaaa"), "1.2")
+        await other.refresh()
+        await self.registry.report("aaaaaa", 7, DIGEST, "ready", {})
+        await self.registry.refresh()
+        self.assertEqual(told, ["here", "there"])
+
     async def test_registering_makes_the_link_the_rack_s(self) -> None:
         mine = link("aaaaaa")
         rack = await self.registry.register(mine, "1.2")

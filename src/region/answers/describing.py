@@ -1,8 +1,9 @@
 """What racks know of releases: what they are called where the stream does not say, what their images are good for, and
 which need a license key.
 
-A rack is asked about a release once; what it said holds until the images of that release change. What no rack could be
-asked about is left open, and never makes an answer fail or wait for longer than a round of asking does.
+A rack is asked about a release once; what it said holds until the images of that release change, or the software of
+some rack does. What no rack could be asked about is left open, and never makes an answer fail or wait for longer than a
+round of asking does.
 """
 
 from __future__ import annotations
@@ -139,6 +140,14 @@ class Describer:
         self._remembered: OrderedDict[Hashable, _Remembered] = OrderedDict()
         self._paused: dict[str, float] = {}
         self._shapes: OrderedDict[int, tuple[Catalogue, Shapes]] = OrderedDict()
+        self._forgotten = 0
+
+    def forget(self) -> None:
+        """Racks may say something else from now on: one has other software than before."""
+        self._forgotten += 1
+        self._known.clear()
+        self._remembered.clear()
+        self._paused.clear()
 
     async def describe(self, answers: Answers, releases: Collection[Release] | None = None) -> Descriptions:
         """What racks that answered know of ``releases`` (None: of all that ``answers`` are about)."""
@@ -150,10 +159,11 @@ class Describer:
         async with self._asking:
             if (known := self._recalled(key)) is not None:
                 return known  # somebody who came before has found it meanwhile
+            forgotten = self._forgotten
             found = await self._describe(answers, wanted)
         descriptions = Descriptions(tuple(found.items()))
         until = None if len(found) == len(wanted) else self._resting_until(answers)
-        if until is None or until > self._clock.seconds():
+        if self._forgotten == forgotten and (until is None or until > self._clock.seconds()):
             self._remembered[key] = _Remembered(answers, descriptions, until)
             _trim(self._remembered, ANSWERS)
         return descriptions
@@ -221,6 +231,7 @@ class Describer:
             for release, (rack, _) in to_ask.items()
         }
         found: dict[Release, Described] = {}
+        forgotten = self._forgotten
         for release, outcome in (await self._ask_all(DescribeRelease, asks, deadline=self._deadline)).items():
             rack, key = to_ask[release]
             if not isinstance(outcome, Answered):
@@ -228,13 +239,16 @@ class Describer:
                 self._paused[rack] = self._clock.seconds() + PAUSE
                 continue
             try:
-                found[release] = self._known[key] = Described.read(outcome.value)
+                found[release] = Described.read(outcome.value)
             except BadDescription as error:
                 log.error(
                     "Rack {rack} described {release} badly: {reason}",
                     rack=rack, release="/".join(release), reason=str(error),
                 )  # fmt: skip
                 self._paused[rack] = self._clock.seconds() + PAUSE
+            else:
+                if self._forgotten == forgotten:
+                    self._known[key] = found[release]
         _trim(self._known, REMEMBERED)
         return found
 
