@@ -15,6 +15,7 @@ from region.license_keys import LicenseKey, LicenseKeyStore
 from rpc.manifest import Image, Manifest
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
 from tests.database import DatabaseTestCase
+from tests.logs import Logs
 from tests.region.fakes import Link
 from tests.region.inventories import NOBLE, catalogue, image
 from tests.region.test_api_releases import ReleasesTestCase
@@ -140,10 +141,15 @@ class TestSilence(KeysTestCase):
             (Failed("Unhandled", "reference 42"), "rack-aaaaaa: asking it failed: Unhandled: reference 42"),
         ):
             self.link.outcome = outcome
+            logs = Logs(self, "region.api.license_keys")
             for key in (KEY, "abc"):
                 response = self.create(license_key=key)
                 self.assertEqual((response.status, response.headers["Retry-After"]), (503, "10"))
                 self.assertIn(why, response.text)
+                [logged] = logs.texts
+                self.assertIn(why, logged)
+                self.assertNotIn(key, logged)
+                logs.events.clear()
         del self.racks.links["aaaaaa"]
         self.assertIn("rack-aaaaaa: it is not connected", self.create().text)
         self.assertEqual(self.kept(), {})

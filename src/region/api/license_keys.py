@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any, Final
 from urllib.parse import quote
 
+from twisted.logger import Logger
+
 from region.answers.combine import OFFERED, RETRY_AFTER, State, overall
 from region.answers.documents import BASE
 from region.answers.licensing import Validity
@@ -29,6 +31,8 @@ from region.api.parts import Parts
 from region.license_keys import LicenseKey
 from rpc.manifest import is_path_component
 
+log = Logger()
+
 _RETRY_SECONDS: Final = 10
 _MAX_KEY: Final = 1024
 
@@ -46,8 +50,8 @@ async def create_key(parts: Parts, call: Call) -> Reply:
         call.values["distro_series"].removeprefix(f"{call.values['osystem']}/").removesuffix("*"),
         call.values["license_key"],
     )
-    await _require_release(parts, key.osystem, key.distro_series)
-    await _require_valid(parts, key)
+    await _require_release(parts, key.osystem, key.distro_series, call)
+    await _require_valid(parts, key, call)
     if not await parts.license_keys.add(key):
         where = f"{BASE}/license-key/{quote(key.osystem)}/{quote(key.distro_series)}/"
         raise Invalid(
@@ -65,7 +69,7 @@ async def update_key(parts: Parts, call: Call) -> Reply:
     """Another key in place of the one that a release has."""
     before = await _find(parts, call)
     key = LicenseKey(before.osystem, before.distro_series, call.values["license_key"])
-    await _require_valid(parts, key)
+    await _require_valid(parts, key, call)
     if not await parts.license_keys.replace(key):
         raise _gone(call)
     return document(_shown(key))
@@ -93,7 +97,7 @@ def _gone(call: Call) -> NotFound:
     return NotFound(f"There is no license key for {call.path['osystem']}/{call.path['distro_series']}.")
 
 
-async def _require_release(parts: Parts, os: str, release: str) -> None:
+async def _require_release(parts: Parts, os: str, release: str, call: Call) -> None:
     """:raises ApiError: if no rack can hold the release (400, with what there is), or that cannot be told (503)."""
     answers = await parts.releases.answers(Question())
     best = overall(answers.for_release(os, release))
@@ -104,10 +108,10 @@ async def _require_release(parts: Parts, os: str, release: str) -> None:
         offered = sorted({target.name for target in answers.choices if target.os == os})
         raise invalid_choice("distro_series", release, offered)
     if best.state not in OFFERED or best.state is State.NO_RACKS:
-        raise ApiError(text(best.reason, 503, **{"Retry-After": str(RETRY_AFTER[best.state])}))
+        raise _untold(os, release, best.reason, RETRY_AFTER[best.state], call)
 
 
-async def _require_valid(parts: Parts, key: LicenseKey) -> None:
+async def _require_valid(parts: Parts, key: LicenseKey, call: Call) -> None:
     """:raises ApiError: if racks say that it is no key for its release (400), or that cannot be told (503)."""
     if not 0 < len(key.license_key) <= _MAX_KEY:
         raise Invalid({"license_key": ["Invalid license key.", f"It has to have 1 to {_MAX_KEY} characters."]})
@@ -116,12 +120,24 @@ async def _require_valid(parts: Parts, key: LicenseKey) -> None:
         case Validity.INVALID:
             raise Invalid({"license_key": ["Invalid license key.", verdict.reason]})
         case Validity.NOT_NEEDED if await _stream_demands_one(parts, key):
-            reason = f"{key.osystem}/{key.distro_series} needs a license key, but no rack holds it yet that could tell"
-            raise ApiError(text(f"{reason} whether this can be one.", 503, **{"Retry-After": str(_RETRY_SECONDS)}))
+            reason = (
+                f"{key.osystem}/{key.distro_series} needs a license key, but no rack holds it yet that could tell "
+                "whether this can be one."
+            )
+            raise _untold(key.osystem, key.distro_series, reason, _RETRY_SECONDS, call)
         case Validity.NOT_NEEDED:
             raise Invalid({"distro_series": [verdict.reason]})
         case Validity.UNDETERMINED:
-            raise ApiError(text(verdict.reason, 503, **{"Retry-After": str(_RETRY_SECONDS)}))
+            raise _untold(key.osystem, key.distro_series, verdict.reason, _RETRY_SECONDS, call)
+
+
+def _untold(os: str, release: str, reason: str, seconds: int, call: Call) -> ApiError:
+    """It cannot be told right now, which is logged, as nobody else may hear of it."""
+    log.warn(
+        "Whether a license key of {os}/{release} is valid is open. {reason} [{correlation}]",
+        os=os, release=release, reason=reason, correlation=call.correlation,
+    )  # fmt: skip
+    return ApiError(text(reason, 503, **{"Retry-After": str(seconds)}))
 
 
 async def _stream_demands_one(parts: Parts, key: LicenseKey) -> bool:
