@@ -124,6 +124,15 @@ class GenerationStore:
             await self._refresh()
         return self._current
 
+    async def read_again(self) -> Generation | None:
+        """The current generation as the database has it now, also if nobody has said that it is another.
+
+        :raises DatabaseUnavailable: if the database cannot be asked.
+        """
+        self._heard += 1
+        await self._refresh()
+        return self._current
+
     async def by_digest(self, digest: str) -> Generation | None:
         """The newest generation with this digest whose manifest is still held, or None."""
         current = await self.current()
