@@ -230,7 +230,12 @@ def new_version(stream: Stream, products: dict[str, Any], name: str) -> None:
     new = f"{old}.1"
     products[name]["versions"][new] = {
         "items": {
-            each: {**item, **stream.file(f"{item['path']}.{new}", content(f"{name} {new} {each}"), item["ftype"])}
+            each: {
+                **item,
+                **stream.file(
+                    f"{item['path'].partition('~')[0]}~{new}", content(f"{name} {new} {each}"), item["ftype"]
+                ),
+            }
             for each, item in items.items()
         }
     }
