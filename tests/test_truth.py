@@ -37,8 +37,8 @@ from tests.world.spoiling import HOW
 from tests.world.upstream import CHANGES, EVERYTHING, FORGERIES, NARROW, UPLOADED, WIDE
 from tests.world.world import World
 
-EXAMPLES = 16
-EXAMPLES_OF_TWO = 8
+EXAMPLES = 14
+EXAMPLES_OF_TWO = 7
 STEPS = 40
 MOST_RACKS = 3
 PHASES = [phase for phase in Phase if phase is not Phase.shrink or os.environ.get("STANCHION_SHRINK")]
@@ -194,6 +194,11 @@ class Truth(RuleBasedStateMachine):
     @event(image=sampled_from(UPLOADED), number=numbers, is_honest=sampled_from([True, True, True, False]))
     def upload(self, image, number: int, is_honest: bool) -> None:
         self.world.operators.upload(image, number, is_honest=is_honest)
+
+    @is_up
+    @event(image=sampled_from(UPLOADED), before=sampled_from([10, 20, 40, 80]), order=seeds)
+    def upload_while_importing(self, image, before: int, order: int) -> None:
+        self.world.upload_while_importing(image, before, order)
 
     @is_up
     @event(what=sampled_from(UNACCEPTABLE))

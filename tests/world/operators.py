@@ -115,8 +115,8 @@ class Operators:
     # Uploads
 
     def upload(self, target: Target, number: int, *, is_honest: bool) -> None:
-        """Begin to upload an image."""
-        content = f"{target} {number}\n".encode() * (30 if number else 3)
+        """Begin to upload an image; with an even ``number`` it is a small one."""
+        content = f"{target} {number}\n".encode() * (30 if number % 2 else 3)
         said = content if is_honest else b"not " + content
         self.uploads = [each for each in self.uploads if not (each.is_over or each.is_complete)]
         upload = Uploading(self, target, content, hashlib.sha256(said).hexdigest())

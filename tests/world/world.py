@@ -273,6 +273,16 @@ class World:
         """Ask for an import."""
         self.run(self.needed_region.importer.request())
 
+    def upload_while_importing(self, target: Target, before: int, seed: int) -> None:
+        """Have a small image uploaded from beginning to end when an import has got so far."""
+        chance = random.Random(seed)
+        self.request_import()
+        self.turns.go(before, chance)
+        self.operators.upload(target, 2 * self.turns.steps, is_honest=True)
+        for _ in range(8):
+            self.turns.go(10, chance)
+            self.operators.attend()
+
     def import_at_once(self) -> None:
         """Import from beginning to end while nothing else goes on."""
         self.request_import()
