@@ -297,6 +297,7 @@ class Checker:
             doing = None if rack.process is None else rack.process.synchroniser.status
             held = rack.inventory
             assert held.holds(newest, manifest.digest), f"{rack.name} is at {held.generation} of {newest}: {doing}"
+            snapshot_is_whole((rack.directory / "current").resolve(), manifest, self._hash)
             for region in world.regions:
                 assert region.owner in rack.links, f"{rack.name} is not linked with {region.owner}"
         for stranger in world.strangers.values():
