@@ -39,6 +39,8 @@ def recover(world: World) -> None:
     for system_id in world.racks:
         world.link_rack(system_id)
     world.set_up_sources()  # what was wanted last was not stored if the region ended, or something overtook it
+    world.pass_time(2.0)  # an import follows the edit
+    world.settle()
     for system_id in ("", *world.racks):
         world.verify(system_id)
     world.settle()
