@@ -31,7 +31,7 @@ from tests.streams import new_version
 from tests.world.checks import Checker
 from tests.world.database import make_database
 from tests.world.operators import UNACCEPTABLE
-from tests.world.recovery import recover
+from tests.world.recovery import end_faults, recover
 from tests.world.region import REGION, SECOND
 from tests.world.spoiling import HOW
 from tests.world.upstream import CHANGES, EVERYTHING, FORGERIES, NARROW, UPLOADED, WIDE
@@ -350,6 +350,9 @@ class Truth(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if not self.world.failures:
+                end_faults(self.world)
+                self.checker.check()
+                self.checker.noticed()
                 recover(self.world)
                 self.checker.check()
                 self.checker.converged()

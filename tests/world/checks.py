@@ -277,6 +277,13 @@ class Checker:
 
     # The end
 
+    def noticed(self) -> None:
+        """All files have been looked at, so that nothing is listed that is not right."""
+        for rack in self.world.racks.values():
+            held = rack.inventory
+            if held.generation != NO_GENERATION:
+                self._snapshot(rack, (rack.directory / "current").resolve(), held.manifest, lambda *_: False)
+
     def converged(self) -> None:
         """All is as upstream has it now, the region and each rack hold it, and the API says so."""
         world = self.world

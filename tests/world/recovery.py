@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from region.images.repair import LAST_RETRY
+from tests.world.rack import INTERVAL
 from tests.world.world import World
 
 RECOVERY_TURNS: Final = 60
 """Seconds that a world may take to be as it should be, once it is left alone."""
 
 
-def recover(world: World) -> None:
-    """Have all faults end, everybody connect, and leave them alone until nothing changes any more."""
+def end_faults(world: World) -> None:
+    """Have all faults end, everybody connect, and all files be looked at."""
     for upstream in world.upstreams:
         upstream.mend_files()
         upstream.trusted = upstream.stream.signer
@@ -44,6 +45,12 @@ def recover(world: World) -> None:
     for system_id in ("", *world.racks):
         world.verify(system_id)
     world.settle()
+    world.pass_time(INTERVAL + 1.0)  # a rack that was in the midst of something looks again
+    world.settle()
+
+
+def recover(world: World) -> None:
+    """Leave everybody alone until nothing changes any more."""
     _repair(world)
     world.operators.upload_again()
     world.settle()
