@@ -131,9 +131,11 @@ class Truth(RuleBasedStateMachine):
 
     # Signatures
 
-    @event(how=sampled_from(FORGERIES), product=integers(0, 2))
-    def forge(self, how: str, product: int) -> None:
+    @event(how=sampled_from(FORGERIES), product=integers(0, 2), is_imported=booleans())
+    def forge(self, how: str, product: int, is_imported: bool) -> None:
         self.world.upstreams[-1].forge(how, product)
+        if is_imported and self.world.region is not None:
+            self.world.request_import()
 
     @event(number=numbers)
     def sign_with(self, number: int) -> None:

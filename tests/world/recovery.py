@@ -13,7 +13,7 @@ RECOVERY_TURNS: Final = 60
 
 
 def end_faults(world: World) -> None:
-    """Have all faults end, everybody connect, and all files be looked at."""
+    """Have all faults end, and racks look at all of their files."""
     for upstream in world.upstreams:
         upstream.mend_files()
         upstream.trusted = upstream.stream.signer
@@ -38,11 +38,6 @@ def end_faults(world: World) -> None:
     world.pass_time(11.0)  # and a region process that was killed is not taken for one that lives
     world.settle()
     for system_id in world.racks:
-        world.link_rack(system_id)
-    world.set_up_sources()  # what was wanted last was not stored if the region ended, or something overtook it
-    world.pass_time(2.0)  # an import follows the edit
-    world.settle()
-    for system_id in ("", *world.racks):
         world.verify(system_id)
     world.settle()
     world.pass_time(INTERVAL + 1.0)  # a rack that was in the midst of something looks again
@@ -50,7 +45,14 @@ def end_faults(world: World) -> None:
 
 
 def recover(world: World) -> None:
-    """Leave everybody alone until nothing changes any more."""
+    """Have everybody connect, and leave them alone until nothing changes any more."""
+    for system_id in world.racks:
+        world.link_rack(system_id)
+    world.set_up_sources()  # what was wanted last was not stored if the region ended, or something overtook it
+    world.pass_time(2.0)  # an import follows the edit
+    world.settle()
+    world.verify("")
+    world.settle()
     _repair(world)
     world.operators.upload_again()
     world.settle()
