@@ -18,6 +18,7 @@ from rack.inspection import directory_of
 from region.answers.combine import Target
 from region.database import DatabaseUnavailable
 from region.images.sources import NoSuchSource, SourceInvalid
+from region.racks import RackRefused
 from region.upstream import Selection
 from rpc.manifest import Manifest, parse_manifest
 from tests.examples import CHECKED
@@ -315,7 +316,12 @@ class World:
         region = self.needed_region
         directory = self.root / system_id
         rack = self.racks[system_id] = ModelRack(self.turns, system_id, directory, self.site)
-        self.turns.finish(Deferred.fromCoroutine(region.enrol(system_id, rack.name)), owner=REGION)
+        try:
+            self.turns.finish(Deferred.fromCoroutine(region.enrol(system_id, rack.name)), owner=REGION)
+        except RackRefused:
+            del self.racks[system_id]
+            assert self.called(rack.name, 0), f"nobody else is called {rack.name}"
+            return
         self.learn_name(rack)
         rack.start()
 
