@@ -318,6 +318,7 @@ class Checker:
                     response = question.connection.response()
                     world.questions.clear()
                     assert response.status == (200 if world.racks else 503), f"{target}: {response.text}"
+                    assert response.json["generation"]["number"] == newest, f"{region.owner}: {response.text}"
 
     def _uploads_converged(self, manifest: Manifest) -> None:
         """Of each image that was uploaded, what is published is the newest upload that is whole."""
