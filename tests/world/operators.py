@@ -166,8 +166,9 @@ class Operators:
     def is_replaced(self, upload: Uploading) -> bool:
         """Whether the upload may be gone: somebody asked for that, or a newer one of that image was whole."""
         deleted = any(step >= upload.begun for step in self.deleted.get(upload.key, ()))
-        # The answer to a newer one may not have come yet.
-        newer = any(each.key == upload.key and each.begun >= upload.begun for each in self.given if each is not upload)
+        # Whoever began sooner may have got the later number, or not know it yet.
+        others = [each for each in self.given if each.key == upload.key and each is not upload]
+        newer = any(each.id is None or upload.id is None or each.id > upload.id for each in others)
         return deleted or newer
 
     def twins(self, upload: Uploading) -> list[Uploading]:
