@@ -92,13 +92,14 @@ class Server:
         """The name of a new database: a clone of the migrated one, or empty with ``template="template0"``."""
         name = f"test_{next(self._numbers)}"
         # Copying files is faster than writing them through the WAL when nothing is synced.
-        self._execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
         return name
 
     def drop_database(self, name: str) -> None:
-        self._execute(f"DROP DATABASE {name} WITH (FORCE)")
+        self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
-    def _execute(self, sql: str) -> None:
+    def execute(self, sql: str) -> None:
+        """Run a statement outside of every test's database."""
         with self._control.cursor() as cursor:
             cursor.execute(sql)
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Signer:
 
     def sign(self, payload: bytes) -> bytes:
         """``payload`` as a clear-signed document."""
-        return _gpg(self.home, "--clearsign", "--output", "-", data=payload)
+        return _signed(self.home, payload)
 
     @property
     def armoured(self) -> bytes:
@@ -54,6 +54,12 @@ def signer(name: str = "Test stream") -> Signer:
         home, "--passphrase", "", "--quick-generate-key", f"{name} <{name[0]}@example.com>", "ed25519", "sign", "never"
     )
     return Signer(home, _gpg(home, "--export"))
+
+
+@lru_cache(maxsize=512)
+def _signed(home: Path, payload: bytes) -> bytes:
+    """Kept, because the same documents are signed over and over."""
+    return _gpg(home, "--clearsign", "--output", "-", data=payload)
 
 
 def _gpg(home: Path, *arguments: str, data: bytes = b"") -> bytes:
@@ -224,7 +230,12 @@ def new_version(stream: Stream, products: dict[str, Any], name: str) -> None:
     new = f"{old}.1"
     products[name]["versions"][new] = {
         "items": {
-            each: {**item, **stream.file(f"{item['path']}.{new}", content(f"{name} {new} {each}"), item["ftype"])}
+            each: {
+                **item,
+                **stream.file(
+                    f"{item['path'].partition('~')[0]}~{new}", content(f"{name} {new} {each}"), item["ftype"]
+                ),
+            }
             for each, item in items.items()
         }
     }

@@ -62,8 +62,13 @@ class _Told:
 
     async def _report(self) -> None:
         # The link logs and counts a report that fails; here it is only remembered that the region does not know.
-        outcome = await self.link.ask(ReportInventory, **self.wire.report())
-        self.failed_at = None if isinstance(outcome, Answered) else self.clock.seconds()
+        report = self.wire.report()
+        outcome = await self.link.ask(ReportInventory, **report)
+        if isinstance(outcome, Answered):
+            self.wire.heard(self.link, report["generation"])
+            self.failed_at = None
+        else:
+            self.failed_at = self.clock.seconds()
 
     def is_due(self, syncing: bool) -> bool:
         """Whether it is time to report without a change."""
@@ -153,6 +158,7 @@ class RegionLinks:
 
     def _lost(self, link: Link, reason: str) -> None:
         self._told.pop(link, None)
+        self._wire.lost(link)
 
     def _changed(self) -> None:
         for told in list(self._told.values()):

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit, urlunsplit
 from twisted.logger import Logger
 
 from rack.assignment import Assignment, InvalidAssignment
-from rack.inventory import Inventory
+from rack.inventory import NO_GENERATION, Inventory
 from rack.renewal import Renewal
-from rack.stop import FAILED
+from rack.stop import FAILED, SUPERSEDED
 from rack.sync import Synchroniser
 from rack.systems.describing import Description, describe, validate
 from rpc.arguments import Packed, pack
@@ -44,6 +44,7 @@ class RackWire:
         self._synchroniser = synchroniser
         self._renewal = renewal
         self._list: tuple[str, Packed | None] = "", None
+        self._heard: dict[Link, int] = {}
 
     def responders(self) -> Responders:
         """The table of what the rack answers."""
@@ -70,6 +71,14 @@ class RackWire:
         }
         refused = self._synchroniser.refused
         return report | {"refused": list(refused)} if refused else report
+
+    def heard(self, link: Link, generation: int) -> None:
+        """The region at the other end has heard that the rack holds ``generation``."""
+        self._heard[link] = generation
+
+    def lost(self, link: Link) -> None:
+        """A link has ended."""
+        self._heard.pop(link, None)
 
     async def list_images(self, link: Link, known_digest: str, newest_digest: str | None) -> Mapping[str, Any]:
         """What is held right now; the list of it only if the region does not know that digest."""
@@ -101,6 +110,15 @@ class RackWire:
             return {
                 "outcome": FAILED, "generation": inventory.generation, "digest": inventory.digest,
                 "reason": f"the rack cannot sync so: {error}", "bytes_fetched": 0, "files_fetched": 0,
+            }  # fmt: skip
+        inventory = self._synchroniser.inventory
+        if generation < inventory.generation and self._heard.get(link, NO_GENERATION) < inventory.generation:
+            # It is another process of the region that published that one, and this one has yet to hear of it. Had it
+            # heard what is held, it would know what it does: then an older database was put in place of the other.
+            return {
+                "outcome": SUPERSEDED, "generation": inventory.generation, "digest": inventory.digest,
+                "reason": f"generation {inventory.generation} is held, which is newer", "bytes_fetched": 0,
+                "files_fetched": 0,
             }  # fmt: skip
         result = await self._synchroniser.request(assignment)
         return {

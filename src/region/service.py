@@ -210,7 +210,10 @@ class RegionService(Service):
         generations.start()
         current = await generations.current()
 
-        syncs = SyncDriver(registry, current, lambda: config.stream.url or f"http://*:{http_port}/MAAS/images-stream")
+        syncs = SyncDriver(
+            registry, current, lambda: config.stream.url or f"http://*:{http_port}/MAAS/images-stream",
+            generations.read_again,
+        )  # fmt: skip
         importer = Importer(
             database,
             sources,

@@ -2,16 +2,19 @@
 
 A rack is told of a generation once on each link, also while it fetches an older one: it gives that up then. When a sync
 failed, the rack itself tries again (it remembers what it was told), and the next publish or registration tells it anew.
+A rack that holds a newer generation than this process knows of was told by another one, which published it: then this
+process reads again what is current, before it would send the rack back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from region.database import DatabaseUnavailable
 from region.racks import RackRegistry
 from rpc.commands import SyncImages
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
@@ -28,6 +31,10 @@ class Published(Protocol):
 
     @property
     def digest(self) -> str: ...
+
+
+async def _nothing_newer() -> None:
+    """There is no other process that could publish."""
 
 
 def describe(outcome: Outcome[object]) -> str:
@@ -52,9 +59,20 @@ class SyncDriver:
 
     :param current: the current generation, or None while nothing was published.
     :param url: where racks fetch from; its host may be ``*``, for the address that the rack connected to.
+    :param read_again: reads from the database what is current, and has :meth:`published` called if that is newer; it
+        fails with DatabaseUnavailable if the database cannot be asked.
     """
 
-    def __init__(self, registry: RackRegistry, current: Published | None, url: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        registry: RackRegistry,
+        current: Published | None,
+        url: Callable[[], str],
+        read_again: Callable[[], Awaitable[Any]] = _nothing_newer,
+    ) -> None:
+        self._read_again = read_again
+        self._certain: dict[str, tuple[Link, int]] = {}
+        self._reading: set[str] = set()
         self._registry = registry
         self._current = current
         self._url = url
@@ -91,7 +109,7 @@ class SyncDriver:
         """Tell one rack, if it is linked, not at the current generation, and was not told of that on this link.
 
         :param even_if_in_step: tell it also if it was told already, or is in step.
-        :return: whether a sync is under way now.
+        :return: whether a sync is under way now, or it is being looked whether there should be one.
         """
         current = self._current
         rack = self._registry.enrolled().get(system_id)
@@ -106,10 +124,38 @@ class SyncDriver:
             or self._told.get(system_id) == (link, current.number)
         ):
             return False
+        if (
+            rack.generation is not None
+            and rack.generation > current.number
+            # Numbers only go back when an older database was put in place of the one that the rack knew.
+            and self._certain.get(system_id) != (link, rack.generation)
+        ):
+            self._make_certain(system_id, link, rack.generation, even_if_in_step)
+            return True
         self._told[system_id] = (link, current.number)
         ended = Deferred.fromCoroutine(self._sync(system_id, rack.name, link, current))
         ended.addErrback(lambda reason: log.failure("The sync of rack {rack} broke off", reason, rack=system_id))
         return True
+
+    def _make_certain(self, system_id: str, link: Link, generation: int, even_if_in_step: bool) -> None:
+        """Read again what is current before a rack is told of something older than it holds."""
+        if system_id in self._reading:
+            return
+        self._reading.add(system_id)
+
+        async def read() -> None:
+            try:
+                await self._read_again()
+            except DatabaseUnavailable as error:
+                log.warn("Whether rack {rack} is ahead cannot be told now: {reason}", rack=system_id, reason=str(error))
+                return  # it is considered again when it reports, and when something is published
+            finally:
+                self._reading.discard(system_id)
+            self._certain[system_id] = link, generation
+            self.consider(system_id, even_if_in_step=even_if_in_step)
+
+        reading = Deferred.fromCoroutine(read())
+        reading.addErrback(lambda reason: log.failure("Rack {rack} could not be considered", reason, rack=system_id))
 
     async def _sync(self, system_id: str, name: str, link: Link, generation: Published) -> None:
         run = system_id, generation.number, link

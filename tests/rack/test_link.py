@@ -166,6 +166,21 @@ class TestAnswers(LinkTestCase):
                 },
             )  # fmt: skip
 
+    def test_a_region_that_has_not_heard_what_is_held_does_not_send_the_rack_back(self) -> None:
+        # Regression: of two region processes, the one that had not heard of what the other had just published.
+        newer, older = self.publish(6, SECOND), self.publish(5, FIRST)
+        self.answer(SyncImages, **newer)
+        answer = self.answer(SyncImages, **older)
+        self.assertEqual((answer["outcome"], answer["generation"]), ("superseded", 6))
+        self.assertIn("generation 6 is held", answer["reason"])
+
+    def test_a_region_that_has_heard_what_is_held_does(self) -> None:
+        newer, older = self.publish(6, SECOND), self.publish(5, FIRST)
+        self.prepare()
+        self.answer(SyncImages, **newer)
+        self.assertEqual(self.reports[-1]["generation"], 6)
+        self.assertEqual(self.answer(SyncImages, **older)["generation"], 5)
+
     def test_images_are_fetched_from_the_region_that_the_link_is_with(self) -> None:
         # Regression: a region that offered an address of its own which racks could not reach.
         self.answer(SyncImages, **self.publish(5, FIRST))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from attrs import evolve
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -239,6 +240,17 @@ class Why(ReleasesTestCase):
         self.assertEqual((undetermined.status, undetermined.json["state"]), (503, "undetermined"))
         self.assertEqual(unknown.status, 400)
         self.assertIn("'ubuntu/focal', 'ubuntu/noble'", unknown.text, "what may be chosen instead is of that time too")
+
+    def test_a_rack_that_was_renamed_while_others_were_being_asked_is_known_by_its_new_name(self) -> None:
+        held = self.publish(NOBLE)
+        waiting = self.racks.add("aaaaaa", held).pending = Deferred()
+        first, second = self.connect(), self.connect()
+        first.send("GET", "releases/noble/?rack=rack-aaaaaa")
+        self.racks.racks = {"aaaaaa": evolve(self.racks.racks["aaaaaa"], name="left")}
+        second.send("GET", "releases/noble/?rack=left")
+        self.racks.links["aaaaaa"].pending = None
+        waiting.callback(None)
+        self.assertEqual((first.response().status, second.response().status), (200, 200))
 
     def test_a_name_that_no_release_can_have_is_refused_as_the_client_s_mistake(self) -> None:
         self.racks.add("aaaaaa", self.publish(NOBLE))

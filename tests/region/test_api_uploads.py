@@ -244,7 +244,9 @@ class RequestTests(UploadTestCase):
     async def test_an_image_is_deleted_and_a_synced_one_is_not(self) -> None:
         created = (await self.begin()).json
         await self.put(self.file_of(await self.begin())["upload_uri"], BODY[:10])
+        self.assertEqual(await self.jobs.unfinished(), ())
         self.assertEqual((await self.ask("DELETE", created["resource_uri"])).status, 204)
+        self.assertEqual([job.trigger for job in await self.jobs.unfinished()], ["upload"])
         self.assertEqual((await self.ask("GET", created["resource_uri"])).status, 404)
         self.assertEqual(self.blobs.part_size(SHA), 0)
         await self.publish(image(NOBLE))

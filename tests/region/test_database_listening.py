@@ -73,7 +73,7 @@ class ListeningTests(DatabaseTestCase):
         waiting = heard.get()
         refused = DeferredQueue[None]()
         self.watch_log(lambda event: refused.put(None) if "not listening" in event["log_format"] else None)
-        self.server._execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+        self.server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
         await refused.get()
         await refused.get()
         self.assertNoResult(waiting)
@@ -81,7 +81,7 @@ class ListeningTests(DatabaseTestCase):
         self.assertEqual(await waiting, "")
 
     async def set_connections_allowed(self, name: str, allowed: bool) -> None:
-        self.server._execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {allowed}")
+        self.server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {allowed}")
 
     def watch_log(self, observer: Callable[[dict[str, Any]], object]) -> None:
         self.patch(listening, "log", _Log(observer))

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg2
 from attrs import evolve
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.logger import capturedLogs, formatEvent
 
 from region.database import Database, DatabaseUnavailable, Session
 from region.images.lock import ImportLockLost, try_lock, unlock
@@ -252,6 +253,22 @@ class NotificationTests(GenerationTestCase):
         self.assertEqual(found.manifest, Manifest([image("jammy")]))
         self.assertEqual(heard, [first.number, second.number])
         self.assertIs(await other.current(), found)
+
+    async def test_news_that_come_while_the_database_is_away_are_no_error_and_are_read_when_asked_for(self) -> None:
+        # Regression: a region that was stopping logged a traceback, as if it had failed.
+        away = self.make(self.dsn)
+        store = GenerationStore(away, run_in_thread=inline)
+        await away.start()
+        store.start()
+        await away.stop()
+        with capturedLogs() as events:
+            store._notified("1")
+        [said] = [formatEvent(event) for event in events if "current generation" in formatEvent(event)]
+        self.assertIn("is read again when it is asked for", said)
+        await self.publish(image())
+        await away.start()
+        current = await store.current()
+        self.assertEqual(current and current.number, 1)
 
     async def test_subscribers_of_the_publishing_process_hear_of_it_once(self) -> None:
         self.store.start()

@@ -385,6 +385,13 @@ class FileTests(StreamTestCase):
         self.assertEqual(self.blobs.damaged, {})
         self.assertEqual(self.ask(f"blobs/{name}")[0], 200)
 
+    def test_whoever_misses_a_file_that_only_an_older_generation_has_is_told_to_read_the_index(self) -> None:
+        self.generations.publish(image())
+        self.generations.publish(image("jammy"))
+        status, _, body = self.ask(f"blobs/{image().files[0].sha256}")
+        self.assertEqual(status, 404)
+        self.assertIn(b"only an older generation has it: read the index again", body)
+
 
 class FullTransport(StringTransport):
     """A transport that is full after each write, while ``full``, until the test resumes its producer."""

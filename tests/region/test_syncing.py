@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
+from region.database import DatabaseUnavailable
 from region.syncing import SyncDriver, describe
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
 
@@ -100,6 +101,42 @@ class SyncDriverTests(SynchronousTestCase):
         self.holds(ONE)
         self.assertTrue(self.driver().consider("r", even_if_in_step=True))
         self.assertEqual(len(self.link.asked), 1)
+
+    def ahead(self, newest: Generation, *, is_away: bool = False) -> SyncDriver:
+        """A driver that knows of the first generation, with a rack at the second; ``newest`` is in the database."""
+        self.holds(TWO)
+        self.read = 0
+
+        async def read_again() -> None:
+            self.read += 1
+            if is_away:
+                raise DatabaseUnavailable("the database is away")
+            if newest is not ONE:
+                driver.published(newest)
+
+        driver = SyncDriver(self.registry, ONE, lambda: "http://*:1/s", read_again)  # type: ignore[arg-type]  # a fake
+        return driver
+
+    def test_a_rack_that_heard_of_a_generation_from_another_process_is_not_sent_back(self) -> None:
+        # Regression: one process had told the rack of what it published, the other told it of what it knew until then.
+        driver = self.ahead(TWO)
+        self.assertTrue(driver.consider("r"))
+        self.assertEqual((self.read, self.link.asked), (1, []))
+        self.assertFalse(driver.consider("r"))
+
+    def test_a_rack_that_is_ahead_of_the_database_itself_is_sent_back_to_what_that_has(self) -> None:
+        driver = self.ahead(ONE)
+        driver.consider("r")
+        self.assertEqual([asked["generation"] for asked in self.link.asked], [1])
+        self.link.waiting[0].callback(DONE)
+        driver.consider("r", even_if_in_step=True)
+        self.assertEqual(self.read, 1)
+
+    def test_a_rack_that_is_ahead_is_left_alone_while_the_database_is_away_and_looked_at_again_after(self) -> None:
+        driver = self.ahead(ONE, is_away=True)
+        driver.consider("r")
+        driver.consider("r")
+        self.assertEqual((self.read, self.link.asked), (2, []))
 
     def test_nothing_is_told_while_nothing_is_published_or_nobody_is_linked(self) -> None:
         self.assertFalse(self.driver(None).consider("r"))

@@ -98,6 +98,7 @@ class Turns(Clock):
         self.lanes: list[Lane | Wire] = []
         self.steps = 0
         self.is_waited_for: list[Callable[[], bool]] = []
+        self.on_time: list[Callable[[float], object]] = []
         self._descriptors: dict[Any, int] = {}
 
     # Lanes
@@ -198,6 +199,8 @@ class Turns(Clock):
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, and what it was waited for happen."""
+        for listener in self.on_time:
+            listener(self.seconds() + seconds)
         self.advance(seconds)
         self.follow()
 

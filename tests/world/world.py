@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Coroutine
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import define, field
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import ILogObserver, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.web.server import Site
 from zope.interface import provider
 
+from rack.inspection import directory_of
 from region.answers.combine import Target
 from region.database import DatabaseUnavailable
-from region.images.sources import NoSuchSource, SourceInvalid, SourceStore
+from region.images.sources import NoSuchSource, SourceInvalid
+from region.racks import RackRefused
 from region.upstream import Selection
 from rpc.manifest import Manifest, parse_manifest
-from tests import streams
-from tests.streams import Stream
+from tests.examples import CHECKED
 from tests.world.database import Observer
-from tests.world.questions import Moment, Question, Reading, SiteConnection
+from tests.world.operators import Operators
+from tests.world.questions import Moment, Question, Reading
 from tests.world.rack import ModelRack
-from tests.world.region import REGION, ModelRegion
+from tests.world.region import REGION, SECOND, ModelRegion
+from tests.world.spoiling import Spoiled
 from tests.world.turns import Turns
-
-CHANGES: Final[tuple[Callable[..., None], ...]] = (
-    streams.new_version, streams.same_version, streams.drop_product, streams.corrupt_file, streams.truncate_file,
-    streams.missing_file,
-)  # fmt: skip
-"""All kinds of changes that upstreams make, as ``mkstream change`` has them."""
-
-OFFERED: Final = (
-    (("noble", "amd64"), ("noble", "arm64"), ("jammy", "amd64")),
-    (("noble", "amd64"), ("focal", "amd64")),
-)  # fmt: skip
-"""What each upstream offers at first; the first is the one that is preferred."""
+from tests.world.upstream import EVERYTHING, NARROW, set_up, upstreams
 
 RECONNECTING: Final = 0.5
 """How likely racks without a link are to connect again whenever something goes on."""
@@ -46,74 +37,48 @@ RECONNECTING: Final = 0.5
 ASKING: Final = 0.7
 """How likely somebody asks something in the midst of what goes on."""
 
-RECOVERY_TURNS: Final = 60
-"""Seconds that a world may take to be as it should be, once it is left alone."""
-
-TARGETS: Final = tuple(Target("ubuntu", *each) for each in sorted({*OFFERED[0], *OFFERED[1]}))
-UNHEARD_OF: Final = Target("ubuntu", "warty", "amd64")
-NARROW: Final = Selection("ubuntu", "noble")
-WIDE: Final = Selection("*", "*")
-
-
-@define(eq=False)
-class Upstream:
-    """An upstream, and what the region was told of it: whether it ``is_wanted``, and with which selection.
-
-    ``dropped`` are the (release, arch) that it ever dropped, ``was_narrowed`` is whether its selection ever was
-    :data:`NARROW`, and ``was_removed`` whether it ever was no source.
-    """
-
-    stream: Stream
-    offered: tuple[tuple[str, str], ...]
-    priority: int
-    is_wanted: bool = True
-    selection: Selection = WIDE
-    dropped: set[tuple[str, str]] = field(factory=set)
-    was_narrowed: bool = False
-    was_removed: bool = False
-
-    def products(self) -> dict[str, Any]:
-        """What it lists at this moment, by name."""
-        return self.stream.products()
-
 
 class World:
-    """Everything. The methods are what may happen; nothing of it goes further than it must."""
+    """Everything. The methods are what may happen; nothing of it goes further than it must.
 
-    def __init__(self, dsn: str, root: Path) -> None:
+    ``racks`` are those that are enrolled, ``strangers`` those that run on although they were revoked or forgotten, and
+    ``dismissals`` who is to be that once more, because nobody knows whether it was done.
+
+    :param two: whether there may be a second region process over the same database.
+    """
+
+    def __init__(self, dsn: str, root: Path, *, two: bool = False) -> None:
+        self.two = two
         self.turns = Turns()
         self.root = root
         self.dsn = dsn
         self.observer = Observer(dsn)
+        self.turns.on_time.append(self.observer.set_clock)
         self.failures: list[str] = []
         self.region: ModelRegion | None = None
+        self.second: ModelRegion | None = None
         self.racks: dict[str, ModelRack] = {}
+        self.strangers: dict[str, ModelRack] = {}
+        self.dismissals: list[tuple[ModelRack, str]] = []
+        self.operators = Operators(self)
+        self.spoiled = Spoiled()
+        self.heard: dict[ModelRegion, dict[str, float]] = {}
         self.questions: list[Question] = []
         self.readings: list[Reading] = []
         self.generations: dict[int, Manifest] = {}
         self.disturbances = 0
         self._joined = 0
-        self.upstreams = [
-            Upstream(self._stream(f"upstream-{number}", offered), offered, 2 - number)
-            for number, offered in enumerate(OFFERED)
-        ]
+        self._is_ending = False
+        self.upstreams = upstreams(root)
         globalLogPublisher.addObserver(self._logged)
         self.start_region()
         self.set_up_sources()
         self.settle()
 
-    def _stream(self, name: str, offered: tuple[tuple[str, str], ...]) -> Stream:
-        stream = Stream(self.root / name)
-        for release, arch in offered:
-            files = {each: streams.content(f"{name} {release} {arch} {each}") for each in ("boot-kernel", "squashfs")}
-            stream.add(release, arch, files=files)
-        stream.add_loader()
-        return stream.write()
-
     @provider(ILogObserver)
     def _logged(self, event: Any) -> None:
         failure: Failure | None = event.get("log_failure")
-        if failure is not None:
+        if failure is not None and not self._is_ending:
             self.failures.append(f"{event.get('log_format')}: {failure.getTraceback()}")
 
     def learn(self) -> None:
@@ -136,28 +101,73 @@ class World:
             for system_id in self.racks:
                 self.link_rack(system_id)
         self.turns.go(count // 2, chance)
+        self.operators.attend()
         self.turns.go(chance.randrange(10), chance)
-        if count and self.region is not None and chance.random() < ASKING:
-            rack = chance.choice(["", "", *sorted(self.racks)])
-            self.ask(chance.choice([None, *TARGETS, UNHEARD_OF]), chance.choice(["any", "all"]), rack)
-        self.turns.go(count - count // 2, chance)
+        if count and self.regions and chance.random() < ASKING:
+            racks = chance.sample(sorted(self.racks), chance.choice([0, 0, min(1, len(self.racks)), len(self.racks)]))
+            called = [chance.choice([system_id, self.racks[system_id].name]) for system_id in racks]
+            policy, apart = chance.choice(["any", "all"]), chance.random() < 0.5
+            self.ask(
+                chance.choice([None, *EVERYTHING]), policy, *called, apart=apart, region=chance.choice(self.regions)
+            )
+        for _ in range(4):
+            self.turns.go(count // 8, chance)
+            self.operators.attend()
+
+    @property
+    def regions(self) -> list[ModelRegion]:
+        """The region processes that are up."""
+        return [region for region in (self.region, self.second) if region is not None]
 
     def notify(self) -> None:
         """Have the notifications of what was committed until now arrive."""
         self.turns.follow()
-        if self.region is not None and self.region.database._listener._connection is not None:
-            self.region.database.deliver_until(self.observer.fence())
+        for region in self.regions:
+            if region.database._listener._connection is not None:
+                region.database.deliver_until(self.observer.fence())
 
     def settle(self) -> None:
         """Let everything happen that needs no more time."""
         while True:
             self.turns.settle()
             self.notify()
+            self.operators.attend()
             if not self.turns.pending():
-                return
+                break
+        if any(region.database._listener._connection is None for region in self.regions):
+            return
+        for stranger in self.strangers.values():
+            if stranger.gone:
+                stranger.gone.update(region.owner for region in self.regions)
+        for rack in self.racks.values():
+            self.learn_name(rack, is_settled=True)
+
+    def learn_name(self, rack: ModelRack, *, is_settled: bool = False) -> None:
+        """Learn what a rack is called now, if it is not being renamed; and that all know, if that is so."""
+        row = self.observer.query("SELECT name FROM rack WHERE system_id = %s", (rack.system_id,))
+        if rack.renaming or rack.known is not None or not row:
+            return
+        [[rack.name]] = row
+        for name, (since, until) in rack.names.items():
+            if until is None and name != rack.name:
+                rack.names[name] = since, self.turns.steps
+        if is_settled or not self.two:
+            rack.known = self.turns.steps
+
+    def called(self, name: str, since: int) -> set[str]:
+        """The racks, and those that are none any more, that may have been called so at the step ``since`` or later."""
+        everybody = {**self.strangers, **self.racks}
+        return {system_id for system_id, rack in everybody.items() if rack.may_be_called(name, since)}
+
+    def is_called(self, name: str, since: int) -> bool:
+        """Whether there is a rack that every region process has known by that name (or system id) since then."""
+        return any(
+            name in (rack.system_id, rack.name) and rack.known is not None and rack.known <= since
+            for rack in self.racks.values()
+        )
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let time pass, in the database as well."""
         self.turns.pass_time(seconds)
 
     def run(self, coroutine: Coroutine[Any, Any, object]) -> None:
@@ -174,88 +184,105 @@ class World:
     def change_upstream(self, number: int, how: Callable[..., None], product: int) -> None:
         """Have an upstream change, well or badly."""
         upstream = self.upstreams[number]
-        products = upstream.products()
-        if not products:
-            return
-        name = sorted(products)[product % len(products)]
-        if how in (streams.missing_file, streams.corrupt_file, streams.truncate_file):
-            _, items = max(products[name]["versions"].items())
-            if not (upstream.stream.root / items["items"][min(items["items"])]["path"]).exists():
-                return  # it is gone already
-        if how is streams.drop_product:
-            upstream.dropped.add((products[name]["release"], products[name]["arch"]))
-        upstream.stream.change(how, name)
+        products = sorted(upstream.products())
+        if products:
+            upstream.change(how, products[product % len(products)])
 
-    def list_again(self, number: int, product: int) -> None:
-        """Have an upstream list again what it offered at first, with other files."""
-        upstream = self.upstreams[number]
-        release, arch = upstream.offered[product % len(upstream.offered)]
-        version = f"2027{len(upstream.stream.documents):04}.{int(upstream.stream.updated.timestamp())}"
-        name = f"{number} {release} {arch} {version}"
-        files = {each: streams.content(f"{name} {each}") for each in ("boot-kernel", "squashfs")}
-        upstream.stream.add(release, arch, version, files)
-        upstream.stream.updated += timedelta(minutes=1)
-        upstream.stream.write()
-
-    def break_upstream(self, number: int, how: str) -> None:
-        """Have an upstream not be readable until it changes again, or is mended."""
-        upstream = self.upstreams[number]
-        directory = upstream.stream.root / "streams" / "v1"
-        index, document = directory / "index.json", directory / f"{streams.IMAGES}.json"
-        match how:
-            case "gone":
-                index.unlink(missing_ok=True)
-            case "garbage":
-                index.write_bytes(b"<html>Please log in</html>")
-            case "document gone":
-                document.unlink(missing_ok=True)
-            case "document garbage":
-                document.write_bytes(document.read_bytes()[:100] if document.exists() else b"{}")
-
-    def mend_upstream(self, number: int) -> None:
-        """Have it readable again."""
-        self.upstreams[number].stream.write()
+    def trust_key(self, number: int) -> None:
+        """Have the region told to trust another key of the upstream that signs."""
+        upstream = self.upstreams[-1]
+        upstream.trust_key(number)
+        if self.region is not None:
+            self.run(set_up(self.region.sources, upstream))
 
     # Region
 
     @property
     def needed_region(self) -> ModelRegion:
-        """The region, which is up."""
+        """The region process that imports, which is up."""
         assert self.region is not None
         return self.region
 
+    @property
+    def blobs(self) -> Path:
+        """The directory of the store of the region process that imports."""
+        return self.root / REGION
+
     def site(self) -> Site | None:
-        """The region's site, None while it is down."""
+        """The site of the region process that imports, None while it is down."""
         return None if self.region is None or not self.region.is_up else self.region.site
 
+    def _start(self, owner: str) -> ModelRegion:
+        return ModelRegion(self.turns, self.dsn, self.root / owner, self._look, owner=owner, is_alone=not self.two)
+
     def start_region(self) -> None:
-        """Start a region process."""
-        self.region = ModelRegion(self.turns, self.dsn, self.root / "region", self._look)
+        """Start the region process that imports."""
+        self.region = self._start(REGION)
         self.region.generations.subscribe(lambda generation: self.learn())
-        self.turns.finish(Deferred.fromCoroutine(self.region.start()), owner=REGION)
+        self._started(self.region)
 
-    def _look(self) -> Moment:
-        return Moment.now(self, self.needed_region)
+    def start_second(self) -> None:
+        """Start the second region process."""
+        self.second = self._start(SECOND)
+        self._started(self.second)
 
-    def stop_region(self) -> None:
-        """Stop it; racks and clients lose their connections."""
+    def _started(self, region: ModelRegion) -> None:
+        self.turns.finish(Deferred.fromCoroutine(region.start()), owner=region.owner)
+        for stranger in self.strangers.values():
+            if stranger.gone:
+                stranger.gone.add(region.owner)  # it has read who is a rack after that was known
+
+    def _look(self, region: ModelRegion) -> Moment:
+        return Moment.now(self, region)
+
+    def stop_region(self, *, kill: bool = False) -> None:
+        """Stop, or kill, the region process that imports."""
         region = self.needed_region
-        self.disturbances += 1
-        for rack in self.racks.values():
-            rack.cut()
-        for question in self.questions:
-            question.connection.hang_up()
-        self.questions.clear()
         for reading in self.readings:
             reading.cut()
         self.readings.clear()
-        self.turns.finish(Deferred.fromCoroutine(region.stop()), owner=REGION)
-        self.turns.forget(REGION)
         self.region = None
+        self._stop(region, kill)
+
+    def stop_second(self, *, kill: bool = False) -> None:
+        """Stop, or kill, the second region process."""
+        assert self.second is not None
+        region, self.second = self.second, None
+        self._stop(region, kill)
+
+    def _stop(self, region: ModelRegion, kill: bool) -> None:
+        """End a region process; racks and clients lose their connections with it."""
+        self.disturbances += 1
+        for rack in (*self.racks.values(), *self.strangers.values()):
+            if region.owner == REGION:
+                rack.cut_all_but(SECOND)
+            else:
+                rack.cut_from(region.owner)
+        for question in [each for each in self.questions if each.region is region]:
+            self.questions.remove(question)
+            question.connection.hang_up()
+        self.operators.region_ended(region)
+        self._is_ending = kill
+        if kill:
+            self.observer.end(region.kill())
+        self.turns.finish(Deferred.fromCoroutine(region.stop()), owner=region.owner)
+        self.turns.forget(region.owner)
+        self._is_ending = False
+        self.heard.pop(region, None)
 
     def request_import(self) -> None:
         """Ask for an import."""
         self.run(self.needed_region.importer.request())
+
+    def upload_while_importing(self, target: Target, before: int, seed: int) -> None:
+        """Have a small image uploaded from beginning to end when an import has got so far."""
+        chance = random.Random(seed)
+        self.request_import()
+        self.turns.go(before, chance)
+        self.operators.upload(target, 2 * self.turns.steps, is_honest=True)
+        for _ in range(8):
+            self.turns.go(10, chance)
+            self.operators.attend()
 
     def import_at_once(self) -> None:
         """Import from beginning to end while nothing else goes on."""
@@ -270,7 +297,7 @@ class World:
 
     def set_up_sources(self) -> None:
         """Have the sources as they are wanted, and wait for it."""
-        self.turns.finish(Deferred.fromCoroutine(self._set_up(self.needed_region.sources, *self.upstreams)))
+        self.turns.finish(Deferred.fromCoroutine(set_up(self.needed_region.sources, *self.upstreams)))
 
     def change_source(self, number: int, *, is_wanted: bool, selection: Selection) -> None:
         """Have a source added, removed, or what it selects changed."""
@@ -278,20 +305,7 @@ class World:
         upstream.is_wanted, upstream.selection = is_wanted, selection
         upstream.was_removed |= not is_wanted
         upstream.was_narrowed |= selection == NARROW
-        self.run(self._set_up(self.needed_region.sources, upstream))
-
-    @staticmethod
-    async def _set_up(sources: SourceStore, *upstreams: Upstream) -> None:
-        there = {source.url: source.id for source in await sources.list()}
-        for upstream in upstreams:
-            url, wanted = upstream.stream.url, upstream.selection
-            if url not in there and upstream.is_wanted:
-                await sources.create(url, allow_unsigned=True, priority=upstream.priority, selections=[wanted])
-            elif url in there and not upstream.is_wanted:
-                await sources.delete(there[url])
-            elif url in there:
-                for found in await sources.selections(there[url]):
-                    await sources.update_selection(there[url], found.id, wanted)
+        self.run(set_up(self.needed_region.sources, upstream))
 
     # Racks
 
@@ -302,7 +316,13 @@ class World:
         region = self.needed_region
         directory = self.root / system_id
         rack = self.racks[system_id] = ModelRack(self.turns, system_id, directory, self.site)
-        self.turns.finish(Deferred.fromCoroutine(region.enrol(system_id, rack.name)), owner=REGION)
+        try:
+            self.turns.finish(Deferred.fromCoroutine(region.enrol(system_id, rack.name)), owner=REGION)
+        except RackRefused:
+            del self.racks[system_id]
+            assert self.called(rack.name, 0), f"nobody else is called {rack.name}"
+            return
+        self.learn_name(rack)
         rack.start()
 
     def leave_rack(self, system_id: str) -> None:
@@ -313,6 +333,12 @@ class World:
         self.turns.forget(system_id)
         self.turns.finish(Deferred.fromCoroutine(self.needed_region.forget(system_id)), owner=REGION)
 
+    def dismiss_rack(self, system_id: str, how: str) -> None:
+        """Revoke or forget a rack, which runs on."""
+        rack = self.strangers[system_id] = self.racks.pop(system_id)
+        self.disturbances += 1
+        self.operators.dismiss(rack, how)
+
     def restart_rack(self, system_id: str) -> None:
         """Stop a rack and start it again, with the disk that it has."""
         self.disturbances += 1
@@ -321,11 +347,33 @@ class World:
         self.racks[system_id].start()
 
     def link_rack(self, system_id: str) -> None:
-        """Have a rack connect, if it is not connected."""
+        """Have a rack connect with every region process that it is not connected with."""
         rack = self.racks[system_id]
-        if rack.link is None and rack.is_ready and self.region is not None:
-            linking = self.region.link(rack)
-            linking.addErrback(lambda failure: rack.cut())
+        for region in self.regions:
+            if region.owner not in rack.links and rack.is_ready:
+                linking = region.link(rack)
+                linking.addErrback(partial(self._not_linked, rack, region))
+
+    @staticmethod
+    def _not_linked(rack: ModelRack, region: ModelRegion, reason: Failure) -> None:
+        rack.cut_from(region.owner)
+
+    def link_stranger(self, number: int) -> None:
+        """Have one that is no rack any more try to connect."""
+        stranger = self.strangers[sorted(self.strangers)[number % len(self.strangers)]]
+        for region in self.regions:
+            if region.owner not in stranger.links and stranger.is_ready:
+                was_gone = region.owner in stranger.gone
+                linking = region.link(stranger)
+                linking.addCallbacks(
+                    partial(self._stranger_linked, stranger, was_gone), partial(self._not_linked, stranger, region)
+                )
+                linking.addErrback(lambda failure: self.failures.append(failure.getTraceback()))
+
+    @staticmethod
+    def _stranger_linked(stranger: ModelRack, was_gone: bool, result: object) -> None:
+        CHECKED["strangers refused"] += 1
+        assert not was_gone, f"{stranger.name} was revoked or forgotten, and was let in"
 
     def cut_rack(self, system_id: str) -> None:
         """Have a rack's connections end."""
@@ -333,23 +381,56 @@ class World:
         self.racks[system_id].cut()
 
     def stall_rack(self, system_id: str, stalled: bool) -> None:
-        """Have nothing pass on a rack's link, or let it pass again."""
+        """Have nothing pass on a rack's links, or let it pass again."""
+        for linked in self.racks[system_id].links.values():
+            if linked.wire.stalled != stalled:
+                self.disturbances += 1
+                linked.wire.stalled = stalled
+
+    # Disks
+
+    def spoil(self, system_id: str, how: str, number: int) -> None:
+        """Have a disk spoil a file: the region's if ``system_id`` is "", else that of a rack."""
+        root = self.blobs / "blobs" if not system_id else self.racks[system_id].directory / "cache" / "blobs"
+        names = sorted(each.name for each in root.iterdir()) if root.exists() else []
+        if names:
+            name = names[number % len(names)]
+            self.spoiled.spoil(root / name, how, name, self.turns.steps)
+
+    def part_snapshot(self, system_id: str, number: int) -> None:
+        """Have a file of a rack's snapshot be another one than that of its cache, with the same bytes or none."""
         rack = self.racks[system_id]
-        if rack.link is not None and rack.link[2].stalled != stalled:
-            self.disturbances += 1
-            rack.link[2].stalled = stalled
+        if not rack.history:
+            return
+        base, manifest = (rack.directory / "current").resolve(), rack.inventory.manifest
+        files = [(base / directory_of(image) / file.name, file) for image in manifest.images for file in image.files]
+        there = [(path, file.sha256) for path, file in files if path.exists()]
+        if there:
+            path, sha256 = there[number % len(there)]
+            self.spoiled.part(path, sha256, self.turns.steps, is_gone=number % 2 == 0)
+
+    def verify(self, system_id: str) -> None:
+        """Have all files of the region, or of a rack, hashed again."""
+        if system_id:
+            process = self.racks[system_id].process
+            if process is not None and process.is_ready:
+                process.verifier.request()
+        else:
+            self.needed_region.verifier.request()
 
     # Clients
 
-    def ask(self, target: Target | None, policy: str = "any", rack: str = "") -> None:
+    def ask(
+        self,
+        target: Target | None,
+        policy: str = "any",
+        *racks: str,
+        apart: bool = True,
+        region: ModelRegion | None = None,
+    ) -> None:
         """Ask the API for a release, or for all."""
-        region = self.needed_region
-        path = "releases/" if target is None else f"releases/{target.name}/"
-        query = f"?policy={policy}" + (f"&arch={target.arch}" if target else "") + (f"&rack={rack}" if rack else "")
-        question = Question.begun(self, region, target, policy, rack)
-        question.connection = SiteConnection(region.site)
-        question.connection.send("GET", path + query)
-        self.questions.append(question)
+        asked = region or self.needed_region
+        self.questions.append(Question.begun(self, asked, target, policy, racks, apart=apart))
         self.turns.follow()
 
     def read(self) -> None:
@@ -367,46 +448,13 @@ class World:
         elif (lease := process.store.lease()) is not None:
             process.leases.append(lease)
 
-    def recover(self) -> None:
-        """Have all faults end, everybody connect, and leave them alone until nothing changes any more."""
-        for number, upstream in enumerate(self.upstreams):
-            for name in sorted(upstream.products()):
-                upstream.stream.change(streams.new_version, name)
-            self.mend_upstream(number)
-        if self.region is None:
-            self.start_region()
-        for system_id, rack in self.racks.items():
-            self.stall_rack(system_id, False)
-            if rack.process is None:
-                rack.start()
-        self.settle()
-        self.pass_time(5.0)  # questions that wait for racks that did not answer end
-        self.settle()
-        for system_id in self.racks:
-            self.link_rack(system_id)
-        self.set_up_sources()  # what was wanted last was not stored if the region ended, or something overtook it
-        self.request_import()
-        for _ in range(RECOVERY_TURNS):
-            self.settle()
-            if self._is_at_rest():
-                return
-            self.pass_time(1.0)
-
-    def _is_at_rest(self) -> bool:
-        region = self.needed_region
-        if region.importer.is_busy or self.questions or self.readings:
-            return False
-        latest = region.generations.latest
-        return latest is None or all(
-            rack.process is not None and rack.process.store.inventory.holds(latest.number, latest.digest)
-            for rack in self.racks.values()
-        )
-
     def close(self) -> None:
         """End everything."""
         globalLogPublisher.removeObserver(self._logged)
         if self.region is not None:
             self.stop_region()
-        for rack in self.racks.values():
+        if self.second is not None:
+            self.stop_second()
+        for rack in (*self.racks.values(), *self.strangers.values()):
             rack.stop()
         self.observer.close()

@@ -8,7 +8,7 @@ outcome, and the round says which.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, Final, Protocol, TypeVar
@@ -157,12 +157,16 @@ class Asker:
             Deferred.fromCoroutine(self._round()).addBoth(self._ended, waiting)
         return mine
 
-    def lacks(self, asked: Round, wanted: Collection[str]) -> bool:
-        """Whether a rack that is ``wanted`` (by id or name) is enrolled now, and was not when the round began."""
+    def lacks(self, asked: Round, wanted: frozenset[str]) -> bool:
+        """Whether a rack that is ``wanted`` (by id or name) is enrolled now, and was not, or not by that name, when the
+        round began."""
         if not wanted:
             return False
-        joined = [(rack, info.name) for rack, info in self._links.enrolled().items() if rack not in asked.answers]
-        return any(rack in wanted or name in wanted for rack, name in joined)
+        enrolled = self._links.enrolled()
+        joined = [(rack, info.name) for rack, info in enrolled.items() if rack not in asked.answers]
+        renamed = [info.name for rack, info in enrolled.items() if rack in asked.answers
+                   and asked.answers[rack].name != info.name]  # fmt: skip
+        return any(rack in wanted or name in wanted for rack, name in joined) or not wanted.isdisjoint(renamed)
 
     async def ask_one(self, system_id: str) -> RackAnswer:
         """How asking just this rack ended.

@@ -119,7 +119,7 @@ class Releases:
         await self._published.read()
         asked = await self._asker.ask()
         if self._asker.lacks(asked, question.racks):
-            # It joined after that round had begun, so it was not asked; that is nothing to blame the client for.
+            # It joined, or got that name, after that round had begun; that is nothing to blame the client for.
             asked = await self._asker.ask()
         published = await self._published.read()
         racks = asked.answers

@@ -16,8 +16,9 @@ from typing import Any, Final
 from attrs import define, field, frozen
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
-from region.database import Database, Session, Transaction
+from region.database import Database, DatabaseUnavailable, Session, Transaction
 from region.images.lock import require_lock
 from region.images.plan import Change
 from region.images.threads import in_thread
@@ -124,6 +125,15 @@ class GenerationStore:
             await self._refresh()
         return self._current
 
+    async def read_again(self) -> Generation | None:
+        """The current generation as the database has it now, also if nobody has said that it is another.
+
+        :raises DatabaseUnavailable: if the database cannot be asked.
+        """
+        self._heard += 1
+        await self._refresh()
+        return self._current
+
     async def by_digest(self, digest: str) -> Generation | None:
         """The newest generation with this digest whose manifest is still held, or None."""
         current = await self.current()
@@ -225,9 +235,7 @@ class GenerationStore:
 
     def _notified(self, payload: str) -> None:
         self._heard += 1
-        Deferred.fromCoroutine(self._refresh()).addErrback(
-            lambda failure: log.failure("The current generation could not be read again", failure)
-        )
+        Deferred.fromCoroutine(self._refresh()).addErrback(_not_read)
 
     async def _refresh(self) -> None:
         """See to it that what was heard of by now is read. Those who wait together are served by one reading."""
@@ -270,6 +278,13 @@ class GenerationStore:
             manifest = await self._run_in_thread(parse_manifest, bytes(data[0]), digest)
         self._remember(manifest)
         return Generation(number, digest, published, manifest)
+
+
+def _not_read(reason: Failure) -> None:
+    if reason.check(DatabaseUnavailable):
+        log.warn("The current generation is read again when it is asked for: {reason}", reason=str(reason.value))
+    else:
+        log.failure("The current generation could not be read again", reason)
 
 
 _SELECT: Final = "SELECT number, digest, published FROM generation"

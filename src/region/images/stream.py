@@ -224,7 +224,7 @@ class StreamResource(Resource):
         else:
             current = await self._generations.current()
             if current is None or sha256 not in current.manifest.blobs:
-                return _Refusal(404, "There is no such file, or no generation that is kept needs it.")
+                return _Refusal(404, "There is no such file, or only an older generation has it: read the index again.")
             if not await self._run_in_thread(self._blobs.note_missing, sha256, current.manifest.blobs[sha256]):
                 return _Refusal(503, "The file has come this very moment; ask again.", {"Retry-After": "1"})
             text = "is published, but is missing on this region process's disk, and is being fetched again"
