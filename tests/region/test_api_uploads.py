@@ -234,7 +234,7 @@ class RequestTests(UploadTestCase):
             ({"name": "custom/../x"}, "name", "is not a name such as custom/my-image"),
             ({"architecture": "amd64/"}, "architecture", "amd64/generic"),
             ({"sha256": "12"}, "sha256", "64 hexadecimal digits"),
-            ({"size": "0"}, "size", "unless the content is sent at once"),
+            ({"size": "0"}, "size", "0 is not the size of an image"),
             ({"filetype": "iso"}, "filetype", "It should be one of: 'tgz'"),
             ({"filetype": "iso"}, "filetype", "'ddxz'."),
             ({"size": None}, "size", "unless the content is sent at once"),

@@ -363,6 +363,7 @@ class Receiver:
                 "it are left alone: make room, then go on with this upload."
             )
 
+
 def _keep(part: Part, data: bytes) -> None:
     """Append to a part, durably; of a part that is full now, what finishes it sees to that."""
     part.write(data)
