@@ -357,7 +357,7 @@ class Receiver:
     async def _require_spare(self, more: int) -> None:
         """:raises NoRoom: if ``more`` bytes would take of what is left alone: the database may be on the same disk."""
         free = await self.run_in_thread(self.free_bytes, self.blobs.root)
-        if 0 < more and free < more + SPARE_BYTES:
+        if more > 0 and free < more + SPARE_BYTES:
             raise NoRoom(
                 f"The disk of region process {self.process} has {readable(free)} free, and {readable(SPARE_BYTES)} of "
                 "it are left alone: make room, then go on with this upload."
