@@ -24,18 +24,10 @@ from attrs import evolve, field, frozen
 from twisted.logger import Logger
 
 from rack.files import Files
-from rack.inspection import (
-    MANIFEST_NAME,
-    Inspector,
-    SnapshotError,
-    SnapshotUnread,
-    directory_of,
-    is_name,
-    number_of,
-)  # fmt: skip
+from rack.inspection import Inspector, SnapshotError, SnapshotUnread, directory_of, is_name, number_of
 from rack.inventory import NO_GENERATION, NOTHING, Damage, Inventory
 from rpc.blobs import STALE, BlobStore, Swept
-from rpc.manifest import ImageKey, Manifest
+from rpc.manifest import MANIFEST_NAME, ImageKey, Manifest
 
 log = Logger()
 
