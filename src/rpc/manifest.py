@@ -258,6 +258,8 @@ def parse_manifest(data: bytes, digest: str | None = None) -> Manifest:
         if document["format"] != FORMAT:
             raise InvalidManifest(f"the manifest's format is {document['format']!r}, not {FORMAT!r}")
         manifest = Manifest(tuple(_image(entry) for entry in document["images"]))
+        if b"\\ud" in data:
+            json.dumps(document, ensure_ascii=False).encode("utf-8")  # half a character is no text that can be sent on
     except InvalidManifest:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
