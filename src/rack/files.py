@@ -96,9 +96,13 @@ class Files:
     def target(self, path: Path) -> str | None:
         """Where the symbolic link ``path`` leads, or None if there is no such link."""
         try:
-            return os.readlink(path)
+            return os.readlink(path) if stat.S_ISLNK(os.lstat(path).st_mode) else None
         except FileNotFoundError:
             return None
+
+    def is_there(self, path: Path) -> bool:
+        """Whether there is anything with the name ``path``, be it a link that leads nowhere."""
+        return os.path.lexists(path)
 
     def identity(self, path: Path) -> Identity | None:
         """Which regular file ``path`` is, or None if it is none: missing, a link, a directory."""

@@ -18,9 +18,8 @@ from attrs import define, evolve, field
 from rack.files import Files
 from rack.inventory import NO_GENERATION, Damage, Inventory
 from rpc.blobs import BlobError, BlobStore, State
-from rpc.manifest import Image, ImageFile, InvalidManifest, Manifest, parse_manifest
+from rpc.manifest import MANIFEST_NAME, Image, ImageFile, InvalidManifest, Manifest, parse_manifest
 
-MANIFEST_NAME: Final = "manifest.json"
 _NAME = re.compile(r"(?P<number>[0-9]{1,18})-(?P<digest>[0-9a-f]{8})(?:\.[0-9]{1,6})?\Z")
 _ABSENT: Final = "_"
 """Stands in a path for a release, subarch or kflavor that an image does not have; no name can begin with it."""

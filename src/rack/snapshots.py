@@ -15,6 +15,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -23,18 +24,10 @@ from attrs import evolve, field, frozen
 from twisted.logger import Logger
 
 from rack.files import Files
-from rack.inspection import (
-    MANIFEST_NAME,
-    Inspector,
-    SnapshotError,
-    SnapshotUnread,
-    directory_of,
-    is_name,
-    number_of,
-)  # fmt: skip
+from rack.inspection import Inspector, SnapshotError, SnapshotUnread, directory_of, is_name, number_of
 from rack.inventory import NO_GENERATION, NOTHING, Damage, Inventory
 from rpc.blobs import STALE, BlobStore, Swept
-from rpc.manifest import ImageKey, Manifest
+from rpc.manifest import MANIFEST_NAME, ImageKey, Manifest
 
 log = Logger()
 
@@ -188,7 +181,8 @@ class SnapshotStore:
     def recheck(self) -> Inventory:
         """Look at every file of the current snapshot again; what is missing or changed is not listed any more.
 
-        :raises OSError: if something could not be looked at. It is listed as it was before.
+        :raises OSError: if something could not be looked at, or ``current`` does not lead to the snapshot any more and
+            cannot be made to. It is listed as it was before.
         """
         if self._unread:
             self.recover()
@@ -197,6 +191,7 @@ class SnapshotStore:
         since = len(self._withdrawn)
         current = self._current
         if current is not None:
+            self._restore_link(current.name)
             try:
                 found = self._inspector.inspect(self._snapshots / current.name, current.inventory.listed)
             except SnapshotUnread as error:
@@ -380,11 +375,7 @@ class SnapshotStore:
 
         :param since: how many withdrawals there were before it was looked at.
         """
-        temporary = self._root / ".current-new"
-        if self._files.target(temporary) is not None:
-            self._files.unlink(temporary)
-        self._files.symlink(f"{self._snapshots.name}/{held.name}", temporary)
-        self._files.rename(temporary, self._link)
+        self._set_link(held.name)
         self._replace(held, since)
         self._unread = False  # it was all looked at
         try:
@@ -394,6 +385,38 @@ class SnapshotStore:
             log.warn(
                 "Could not make durable that snapshot {name} is current: {reason}", name=held.name, reason=str(error)
             )
+
+    def _set_link(self, name: str) -> None:
+        """Have ``current`` lead to the snapshot ``name``, in one step for everyone who follows it."""
+        temporary = self._root / ".current-new"
+        self._make_way(temporary)
+        if self._files.is_there(temporary):
+            self._files.unlink(temporary)
+        self._files.symlink(self._target(name), temporary)
+        self._make_way(self._link)
+        self._files.rename(temporary, self._link)
+
+    def _restore_link(self, name: str) -> None:
+        """Put ``current`` right if somebody else changed it: whoever serves the images follows it."""
+        found = self._files.target(self._link)
+        if found == self._target(name):
+            return
+        leads = f"leads to {found}" if found is not None else "is no link"
+        log.error("{path} {leads}; it is put right.", path=str(self._link), leads=leads)
+        self._set_link(name)
+        self._files.sync(self._root)
+
+    def _target(self, name: str) -> str:
+        return f"{self._snapshots.name}/{name}"
+
+    def _make_way(self, path: Path) -> None:
+        """Move a directory away that somebody put where a link of ours belongs; it may have what is not ours."""
+        if not self._files.is_directory(path):
+            return
+        names = (path.with_name(f"{path.name}.moved-{number}") for number in count(1))
+        aside = next(name for name in names if not self._files.is_there(name))
+        self._files.rename(path, aside)
+        log.error("{path} was a directory; it was moved to {aside}.", path=str(path), aside=str(aside))
 
     def _remove_others(self) -> tuple[list[str], list[str]]:
         """Remove what is neither current nor leased; the names removed, and what could not be, as sentences."""

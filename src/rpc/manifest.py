@@ -19,6 +19,13 @@ from attrs import field, fields, frozen
 
 FORMAT: Final = "stanchion:manifest:1"
 
+MANIFEST_NAME: Final = "manifest.json"
+"""What the manifest is called where a rack keeps a generation's files, beside a directory for each operating system:
+none may be called so."""
+
+MAX_MANIFEST: Final = 8 << 20
+"""Bytes of a canonical manifest, some 25,000 files: what a rack can tell of what it holds (``ListImages``)."""
+
 MAX_FILE_SIZE: Final = 1 << 40
 """Bytes; no image file is larger (1 TiB), so a size above it is an error in the stream and not a file to fetch."""
 
@@ -251,6 +258,8 @@ def parse_manifest(data: bytes, digest: str | None = None) -> Manifest:
         if document["format"] != FORMAT:
             raise InvalidManifest(f"the manifest's format is {document['format']!r}, not {FORMAT!r}")
         manifest = Manifest(tuple(_image(entry) for entry in document["images"]))
+        if b"\\ud" in data:
+            json.dumps(document, ensure_ascii=False).encode("utf-8")  # half a character is no text that can be sent on
     except InvalidManifest:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -8,6 +8,7 @@ What is wrong goes to the quarantine, and the store tells its listeners.
 from __future__ import annotations
 
 import json
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -39,7 +40,12 @@ SUSPECTS: Final = 256
 """How many blobs may wait to be looked at at once; more than these are left to the next pass."""
 
 SPARED_SECONDS: Final = 60.0
-"""How long a blob that was looked at is not looked at again because somebody says that it is wrong."""
+LONGEST_SPARED: Final = 3600.0
+"""How long a blob that was looked at is not looked at again because somebody says that it is wrong: at first, and at
+most. It doubles each time that it was right, for who says so may have a bad disk, or a bad network, and never stop."""
+
+SKEW_SECONDS: Final = 3600.0
+"""By so much the clock may have been set back since a pass began. If it was by more, nobody knows when that was."""
 
 UNREADABLE_SECONDS: Final = 10.0
 """How long after bytes of a blob could not be read they are read again."""
@@ -94,11 +100,19 @@ def read_pass(data: bytes) -> Pass:
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is no record of a verification: {type(error).__name__}: {error}") from error
     numbers = (found.started, found.files, found.files_total, found.bytes, found.bytes_total, found.ended or 0)
-    if not all(isinstance(number, int | float) for number in numbers) or not (
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers) or not (
         found.after == "" or is_sha256(found.after)
     ):
         raise ValueError("it is no record of a verification: its values are of other kinds")
     return found
+
+
+@frozen
+class _Spared:
+    """A blob that is not looked at again ``until`` then (seconds), which is in ``length`` seconds."""
+
+    until: float
+    length: float
 
 
 @define(eq=False)
@@ -123,7 +137,7 @@ class Verifier:
     _asked_rate: float | None = field(default=None, init=False)
     _asked: bool = field(default=False, init=False)
     _suspects: dict[str, str] = field(factory=dict, init=False)
-    _spared: dict[str, float] = field(factory=dict, init=False)
+    _spared: dict[str, _Spared] = field(factory=dict, init=False)
     _current: str = field(default="", init=False)
     _current_bytes: int = field(default=0, init=False)
     _saved_at: float = field(default=0.0, init=False)
@@ -158,9 +172,10 @@ class Verifier:
 
     def suspect(self, sha256: str, why: str) -> bool:
         """Look at one blob at once, because of ``why``; False if it was looked at a moment ago, or too many wait."""
-        spared = self.clock.seconds() - SPARED_SECONDS
-        self._spared = {known: at for known, at in self._spared.items() if at > spared}
-        if sha256 in self._spared or sha256 in self._suspects or len(self._suspects) >= SUSPECTS:
+        spared = self._spared.get(sha256)
+        if spared is not None and spared.until > self.clock.seconds():
+            return False
+        if sha256 in self._suspects or len(self._suspects) >= SUSPECTS:
             return False
         self._suspects[sha256] = why
         self._wake()
@@ -194,7 +209,10 @@ class Verifier:
         """When the next pass begins, in seconds since the epoch; None if only when somebody asks."""
         if not self.interval or self.is_running:
             return None
-        return 0.0 if self._pass is None else self._pass.started + self.interval
+        # A pass that begins in the future was begun by a clock that was wrong: the next is not to wait for that.
+        if self._pass is None or self._pass.started > self.now() + SKEW_SECONDS:
+            return 0.0
+        return self._pass.started + self.interval
 
     # The work
 
@@ -253,6 +271,8 @@ class Verifier:
         self._pass = last = evolve(self._pass, ended=self.now())
         self._asked, self._asked_rate, self._debt = False, None, 0.0
         await self.run_in_thread(self._save, last)
+        now = self.clock.seconds()
+        self._spared = {sha256: spared for sha256, spared in self._spared.items() if spared.until > now}
         (log.error if last.damaged else log.info)(
             "All {files} files ({bytes} bytes) were verified in {seconds} s: {damaged} were damaged.",
             files=last.files, bytes=last.bytes, damaged=len(last.damaged),
@@ -264,13 +284,22 @@ class Verifier:
         while self._suspects and not self._stopping:
             sha256, why = next(iter(self._suspects.items()))
             del self._suspects[sha256]
-            self._spared[sha256] = self.clock.seconds()
+            before = self._spared.get(sha256)
+            self._spare(sha256, SPARED_SECONDS)
             found = await self._examine(sha256, paced=False)
+            if isinstance(found, Examination):
+                if found.state is State.VERIFIED:
+                    self._spare(sha256, min(before.length * 2, LONGEST_SPARED) if before else SPARED_SECONDS)
+                else:  # when it is there again it is another file
+                    self._spared.pop(sha256, None)
             said = {"sha256": sha256, "why": why}
             if isinstance(found, str):
                 log.warn("{sha256} could not be looked at ({why}): {found}", found=found, **said)
             elif found is not None and found.state is not State.QUARANTINED:
                 log.info("{sha256} was looked at because {why}; it is {state}.", state=found.state.value, **said)
+
+    def _spare(self, sha256: str, seconds: float) -> None:
+        self._spared[sha256] = _Spared(self.clock.seconds() + seconds, seconds)
 
     async def _examine(self, sha256: str, *, paced: bool) -> Examination | str | None:
         """What of one blob; why that cannot be told; None if it was given up because of stopping."""

@@ -313,6 +313,39 @@ class TestDamage(SnapshotTestCase):
         (rack.root / "current").symlink_to("/etc")
         self.assert_holds(rack.restart(), 5, FIRST)
 
+    def replace_link(self, rack: Rack, what: str) -> None:
+        link = rack.root / "current"
+        link.unlink()
+        match what:
+            case "a directory":
+                link.mkdir()
+                (link / "mine").write_bytes(b"not to be lost")
+            case "a file":
+                link.write_bytes(b"")
+            case "another link":
+                link.symlink_to("/etc")
+
+    def test_a_current_link_that_somebody_replaced_is_put_right_when_it_is_looked_at(self) -> None:
+        for what in ("a directory", "a file", "another link", "nothing"):
+            with self.subTest(what):
+                rack = self.make()
+                rack.hold(5, FIRST)
+                self.replace_link(rack, what)
+                rack.store.recheck()
+                self.assert_holds(rack, 5, FIRST)
+                self.assertEqual(os.readlink(rack.root / "current"), f"snapshots/5-{FIRST.digest[:8]}")
+
+    def test_whatever_is_in_the_place_of_the_current_link_the_rack_starts_and_holds_what_it_held(self) -> None:
+        for what in ("a directory", "a file", "another link", "nothing"):
+            with self.subTest(what):
+                rack = self.make()
+                rack.hold(5, FIRST)
+                self.replace_link(rack, what)
+                (rack.root / ".current-new").mkdir()
+                self.assert_holds(rack.restart(), 5, FIRST)
+                if what == "a directory":
+                    self.assertEqual((rack.root / "current.moved-1/mine").read_bytes(), b"not to be lost")
+
     def test_without_a_usable_current_snapshot_the_newest_whole_one_is_taken(self) -> None:
         rack = self.make()
         rack.hold(5, FIRST)

@@ -217,12 +217,18 @@ class TestAsking(DescribingTestCase):
         [text] = logs.texts
         self.assertIn("Rack aaaaaa described ubuntu/noble badly: 'uses' is not what it must be", text)
 
+    def test_a_title_that_nobody_could_read_is_not_shown_to_everybody(self) -> None:
+        said: dict[str, Any] = {"requires_license_key": False, "uses": []}
+        self.assertEqual(Described.read(said | {"title": "T" * 60_000}).title, "T" * 255)
+        self.assertEqual(Described.read(said | {"title": "\x1b[31mred"}).title, "")
+
     def test_uses_of_any_other_shape_are_no_description(self) -> None:
         use = {"arch": "a", "subarch": "", "kflavor": "", "label": "s", "version": "1", "purposes": ["install"]}
         good = {"title": "", "requires_license_key": False, "uses": [use]}
         self.assertEqual(Described.read(good).uses("a"), ["install"])
         self.assertIsNone(Described.read(good).uses("b"))
         bads: list[Any] = [None, 7, {"x": 1}, [None], [[]], [{}], [use | {"arch": 1}], [use | {"purposes": None}],
-                           [use | {"purposes": [1]}]]  # fmt: skip
+                           [use | {"purposes": [1]}], [use | {"purposes": ["x" * 129]}],
+                           [use | {"arch": "\0"}]]  # fmt: skip
         for bad in bads:
             self.assertRaises(BadDescription, Described.read, good | {"uses": bad})

@@ -7,6 +7,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from region.images.disk import SPARE_BYTES
 from region.images.receiving import IDLE_SECONDS
 from tests.region.inventories import NOBLE, image
 from tests.region.test_api_images import StoresTestCase
@@ -135,6 +136,16 @@ class ChunkTests(UploadTestCase):
         patch.restore()
         self.assertTrue(self.file_of(await self.put(uri, BODY[1000:], offset=1000))["complete"])
 
+    async def test_uploads_that_fit_each_alone_do_not_together_take_what_is_left_alone(self) -> None:
+        uri = self.file_of(await self.begin())["upload_uri"]
+        self.receiver.free_bytes = lambda path: SPARE_BYTES + 999
+        response = await self.put(uri, BODY[:1000])
+        self.assertEqual(response.status, 507)
+        self.assertIn("64.0 MiB of it are left alone: make room, then go on with this upload", response.text)
+        self.assertEqual((await self.put(uri, BODY[:999])).status, 200)
+        self.receiver.free_bytes = lambda path: 1 << 40
+        self.assertTrue(self.file_of(await self.put(uri, BODY[999:], offset=999))["complete"])
+
     async def test_the_part_is_closed_when_nothing_comes_and_opened_again(self) -> None:
         uri = self.file_of(await self.begin())["upload_uri"]
         await self.put(uri, BODY[:1000])
@@ -223,7 +234,7 @@ class RequestTests(UploadTestCase):
             ({"name": "custom/../x"}, "name", "is not a name such as custom/my-image"),
             ({"architecture": "amd64/"}, "architecture", "amd64/generic"),
             ({"sha256": "12"}, "sha256", "64 hexadecimal digits"),
-            ({"size": "0"}, "size", "unless the content is sent at once"),
+            ({"size": "0"}, "size", "0 is not the size of an image"),
             ({"filetype": "iso"}, "filetype", "It should be one of: 'tgz'"),
             ({"filetype": "iso"}, "filetype", "'ddxz'."),
             ({"size": None}, "size", "unless the content is sent at once"),

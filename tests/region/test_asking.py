@@ -17,11 +17,11 @@ from region.answers.asking import Asker, Round
 from region.answers.combine import Catalogue
 from rpc.commands import ListImages
 from rpc.identity import Peer
-from rpc.manifest import InvalidManifest
+from rpc.manifest import InvalidManifest, Manifest
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
 from rpc.testing import RecordingReporter, linked
 from tests.region.fakes import ask_each
-from tests.region.inventories import FOCAL, NOBLE, catalogue
+from tests.region.inventories import FOCAL, NOBLE, catalogue, image
 
 
 @frozen
@@ -314,6 +314,21 @@ class Asking(SynchronousTestCase):
             assert isinstance(outcome, Failed)
             self.assertEqual(outcome.kind, "InventoryInvalid")
             self.assertIn(reason, outcome.reason)
+
+    def test_an_inventory_with_half_a_character_is_a_failure_of_its_rack_alone(self) -> None:
+        bad = Catalogue(Manifest([evolve(image(NOBLE), attributes={"release_title": "half \ud800"})]))
+        good = Catalogue(Manifest([evolve(image(FOCAL), attributes={"release_title": "\U0001f600 \\ud800"})]))
+        found = self.round(self.asker(FakeLinks(a=holding(bad), b=holding(good)))).answers
+        assert isinstance(found["a"].outcome, Failed)
+        self.assertEqual(found["a"].outcome.kind, "InventoryInvalid")
+        self.assertIsNotNone(found["b"].held)
+        self.flushLoggedErrors()
+
+    def test_a_word_for_its_state_that_no_rack_has_is_cut(self) -> None:
+        words = {"state": "\0" + "x" * 60_000, "generation": -1, "digest": ""}
+        held = self.round(self.asker(FakeLinks(a=Answered(words)))).answers["a"].held
+        assert held is not None
+        self.assertEqual(held.state, "\\x00" + "x" * 27 + "…")
 
     def test_a_large_list_that_many_racks_send_is_parsed_once_and_in_a_thread(self) -> None:
         self.patch(asking, "INLINE", 10)

@@ -13,6 +13,7 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.database import DatabaseUnavailable, Session
+from region.images import steps
 from region.images.importer import LOCK_RETRY_SECONDS, SETTLE_SECONDS
 from region.images.job import ImportJob, JobStore
 from region.images.lock import try_lock
@@ -330,6 +331,19 @@ class FailingFileTests(ImportTestCase):
         await self.publish(image())
         self.free = 0
         self.assertEqual((await self.import_now()).state, "done")
+
+
+class TooManyImagesTests(ImportTestCase):
+    async def test_a_list_that_racks_could_not_tell_is_not_published(self) -> None:
+        await self.add_source()
+        await self.publish(image())
+        self.reader.offer(image(), self.fetcher.know(image("jammy")))
+        self.patch(steps, "MAX_MANIFEST", len(Manifest([image()]).canonical))
+        job = await self.import_now()
+        self.assertEqual(job.state, "failed")
+        self.assertIn("the list of its 2 images has", job.outcome)
+        self.assertIn("select fewer images", job.outcome)
+        self.assertEqual(await self.manifest(), Manifest([image()]))
 
 
 class FailingSourceTests(ImportTestCase):

@@ -6,11 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from attrs import evolve
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from region.database import DatabaseUnavailable
 from region.images.repair import FIRST_RETRY, LAST_RETRY, MAX_REFUSED, SETTLE_SECONDS, TELL_SECONDS, Repairs
+from region.upstream.values import UPLOADS
 from rpc.blobs import BlobStore
 from rpc.events import Kind
 from rpc.manifest import Manifest
@@ -120,5 +122,15 @@ class RepairTests(SynchronousTestCase):
     def test_what_a_rack_refused_is_looked_at_and_nonsense_is_not(self) -> None:
         self.repairs.refused("two", [self.names[0], "x"])
         self.assertEqual(self.verifier.suspected, [self.names[0]])
-        self.repairs.refused("two", [sha256(str(number).encode()) for number in range(MAX_REFUSED * 2)])
-        self.assertEqual(len(self.verifier.suspected), 1 + MAX_REFUSED)
+        self.repairs.refused("two", [sha256(b"what nobody publishes")] * MAX_REFUSED + self.names[1:])
+        self.assertEqual(self.verifier.suspected, [self.names[0]])
+        self.generations.latest = None
+        self.repairs.refused("two", self.names)
+        self.assertEqual(self.verifier.suspected, [self.names[0]])
+
+    def test_of_a_damaged_upload_it_is_said_that_only_its_owner_has_it(self) -> None:
+        self.damage(0)
+        self.assertIn("It is not served any more; it is being fetched again.", self.told[-1][1])
+        self.generations.latest.manifest = Manifest([evolve(image(), source=UPLOADS)])
+        self.damage(1)
+        self.assertIn("no source has it: upload it again (stanchion images upload).", self.told[-1][1])

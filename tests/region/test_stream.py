@@ -312,7 +312,7 @@ class FileTests(StreamTestCase):
         status, headers, body = self.ask(self.path)
         self.assertEqual((status, headers["retry-after"]), (503, "30"))
         self.assertIn(b"was found damaged at 20", body)
-        self.assertIn(b"is being fetched again", body)
+        self.assertIn(b"nothing that is published now needs it", body)
         self.assertNotIn(self.content[1:], body)
         self.assertNotIn("etag", headers)
         self.assertEqual(self.ask(self.path)[::2], (503, body))

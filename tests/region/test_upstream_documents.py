@@ -15,8 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from region.upstream import Selection
 from region.upstream.documents import IndexRead, ProductsRead, Unusable, date, read_index
 from region.upstream.merging import merge
-from region.upstream.products import read_products
-from rpc.manifest import MAX_FILE_SIZE
+from region.upstream.products import MAX_TEXTS, read_products
+from rpc.manifest import MANIFEST_NAME, MAX_FILE_SIZE
 from tests.streams import EVERYTHING, IMAGES, LOADERS, NOW, Stream, content, rfc2822, sha256
 
 ROOT = "http://images.example/"
@@ -187,6 +187,7 @@ class BadProductTests(ProductsCase):
             ({"ftype": None}, "ftype is None"),
             ({"kpackage": "a\0b"}, "control character"),
             ({"kpackage": "\ud800"}, "control character"),
+            ({"kpackage": "k" * MAX_TEXTS}, f"more than {MAX_TEXTS}; the longest is 'kpackage'"),
         ):
             self.setUp()
             self.stream.item("squashfs").update(spoil)
@@ -227,6 +228,17 @@ class BadProductTests(ProductsCase):
             self.setUp()
             self.product[field] = value
             self.broken(field)
+
+    def test_a_product_that_no_rack_could_keep_is_broken(self) -> None:
+        self.product["os"] = MANIFEST_NAME
+        self.broken("its os is 'manifest.json', which racks call something else")
+
+    def test_a_product_with_more_text_than_racks_can_tell_is_broken(self) -> None:
+        self.product["release_title"] = "Noble" * MAX_TEXTS
+        self.broken(f"more than {MAX_TEXTS}; the longest is 'release_title'")
+        self.setUp()
+        self.product |= {f"field-{number}": "" for number in range(MAX_TEXTS // 6)}
+        self.broken(f"more than {MAX_TEXTS}")
 
     def test_a_product_of_the_wrong_shape_is_broken(self) -> None:
         def version(value: object) -> dict[str, object]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+from attrs import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -15,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from rpc.blobs import KEPT_IN_QUARANTINE, READS, BlobStore, Examination, State
 from rpc.damage import DamageBook, Damaged, read_book
 from rpc.hashing import NotRegular, hashing
-from rpc.verifying import MIB, UNREADABLE_SECONDS, Pass, Verifier, read_pass, rest
+from rpc.verifying import LONGEST_SPARED, MIB, UNREADABLE_SECONDS, Pass, Verifier, read_pass, rest
 from tests.region.importing import put, sha256
 
 WEEK = 7 * 86400.0
@@ -126,6 +128,20 @@ class PassTests(VerifierTestCase):
         self.wait(7 - before)
         self.assertEqual([(ended.files, ended.bytes) for ended in self.ended], [(6, 6 * MIB)])
 
+    def test_a_pass_that_a_wrong_clock_began_in_the_future_does_not_put_off_the_next(self) -> None:
+        self.fill(1000)
+        self.verifier.path.write_text(json.dumps(asdict(Pass(self.clock.seconds() + 10 * 365 * 86400, ended=1.0))))
+        self.verifier.start()
+        self.assertEqual([ended.files for ended in self.ended], [1])
+        self.clock.pump([1800] * (7 * 48 - 2))
+        self.assertEqual(len(self.ended), 1)
+
+    def test_a_record_with_numbers_that_are_none_begins_a_pass_anew(self) -> None:
+        self.fill(1000)
+        self.verifier.path.write_text(json.dumps(asdict(Pass(float("nan"), ended=1.0))))
+        self.verifier.start()
+        self.assertEqual([ended.files for ended in self.ended], [1])
+
     def test_a_record_that_makes_no_sense_begins_a_pass_anew(self) -> None:
         self.fill(1000)
         self.verifier.path.write_bytes(b'{"started": "yesterday"')
@@ -231,6 +247,29 @@ class SuspectTests(VerifierTestCase):
         self.assertFalse(self.verifier.suspect(name, "rack one refused it"))
         self.clock.advance(61)
         self.assertTrue(self.verifier.suspect(name, "rack one refused it"))
+
+    def test_who_says_without_end_that_files_are_wrong_that_are_right_has_them_read_ever_more_seldom(self) -> None:
+        (name,) = self.fill(1000)
+        verifier = self.make(interval=0)
+        verifier.start()
+        looked = 0
+        for _ in range(24 * 60):
+            looked += verifier.suspect(name, "rack one refused it")
+            self.clock.advance(60)
+        self.assertLess(looked, 24 + 7)
+        self.assertGreater(looked, 24)
+        rot(self.blobs.path(name))
+        self.clock.advance(LONGEST_SPARED)
+        self.assertTrue(verifier.suspect(name, "rack one refused it"))
+        self.assertEqual(list(self.blobs.damaged), [name])
+        put(self.blobs, os.urandom(1000))
+        self.assertTrue(verifier.suspect(name, "rack one refused it"))
+        self.flushLoggedErrors()
+
+    def test_a_file_that_is_not_there_leaves_nothing_behind(self) -> None:
+        self.verifier.start()
+        self.assertTrue(self.verifier.suspect(sha256(b"no such"), "rack one refused it"))
+        self.assertEqual(self.verifier._spared, {})
 
 
 class DamageTests(VerifierTestCase):

@@ -25,6 +25,7 @@ from region.answers.combine import NOTHING, Catalogue, Held, RackAnswer, Target
 from rpc import rounds
 from rpc.asks import Alike
 from rpc.commands import ListImages
+from rpc.events import plain
 from rpc.manifest import InvalidManifest, is_sha256, parse_manifest
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
 
@@ -244,7 +245,7 @@ class Asker:
         """What a rack holds that holds what it was asked about: the usual case, and so the cheap one."""
         for known in asked_about:
             if known is not None and answer["digest"] == known.digest:
-                return Held(answer["state"], _number(answer["generation"]), known)
+                return Held(plain(answer["state"], _SHOWN), _number(answer["generation"]), known)
         return None
 
     async def _read(
@@ -265,7 +266,7 @@ class Asker:
             log.failure("What rack {name} sent could not be read", name=rack.name, rack=system_id)
             outcomes[system_id] = Failed(type(error).__name__, str(error), outcome.seconds)
         else:
-            held = Held(answer["state"], _number(answer["generation"]), catalogue)
+            held = Held(plain(answer["state"], _SHOWN), _number(answer["generation"]), catalogue)
             outcomes[system_id] = Answered(held, outcome.seconds)
 
     async def _catalogue(self, digest: str, data: bytes | None) -> Catalogue:
@@ -358,6 +359,9 @@ def _seconds(moment: datetime | None) -> float:
 def _number(generation: int) -> int | None:
     return generation if generation >= 0 else None
 
+
+_SHOWN: Final = 32
+"""Characters of a rack's word for its state; those that are known are shorter."""
 
 _NO_TARGETS: Final[frozenset[Target]] = frozenset()
 

@@ -21,6 +21,7 @@ from twisted.logger import Logger
 from region.answers.asking import DEADLINE, IRackLinks
 from region.answers.combine import Answers, Catalogue
 from region.answers.past import Kernel
+from region.upstream.values import is_plain
 from rpc import rounds
 from rpc.commands import DescribeRelease
 from rpc.locks import FairLock
@@ -43,6 +44,11 @@ PAUSE: Final = 30.0
 
 CATALOGUES: Final = 4
 """Of how many catalogues it is remembered what racks' words about their releases depend on."""
+
+MAX_TITLE: Final = 255
+MAX_WORD: Final = 128
+"""Characters that are shown of a rack's title for a release, and that its other words about it have at most: they are
+in answers to everybody, and a rack may say anything."""
 
 Release = tuple[str, str]
 """(os, release)"""
@@ -79,7 +85,9 @@ class Described:
             )
         except (TypeError, KeyError, AttributeError) as error:
             raise BadDescription(f"'uses' is not what it must be: {type(error).__name__}: {error}") from error
-        return cls(answer["title"], answer["requires_license_key"], tuple(sorted(purposes)))
+        # What the stream says may be long; a rack's own words are not.
+        title = answer["title"] if is_plain(answer["title"]) else ""
+        return cls(title[:MAX_TITLE], answer["requires_license_key"], tuple(sorted(purposes)))
 
     def uses(self, arch: str, kernel: Kernel | None = None) -> list[str] | None:
         """What the images for an architecture, or the one for a kernel, may be used for; None if that is not known."""
@@ -88,8 +96,11 @@ class Described:
 
 
 def _text(value: object) -> str:
+    """A word, such as those that manifests have."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not text")
+    if len(value) > MAX_WORD or not is_plain(value):
+        raise TypeError(f"{value[:MAX_WORD]!r} is no word of at most {MAX_WORD} characters")
     return value
 
 

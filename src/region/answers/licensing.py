@@ -16,6 +16,7 @@ from region.answers.asking import DEADLINE, IRackLinks
 from region.answers.wording import names
 from rpc import rounds
 from rpc.commands import ValidateLicenseKey
+from rpc.events import plain
 from rpc.outcomes import Answered, Failed, NotConnected, Outcome, TimedOut
 
 _SHOWN: Final = 300
@@ -70,7 +71,7 @@ def _said(outcome: Outcome[Mapping[str, Any]]) -> Verdict:
     match outcome:
         case Answered(value):
             if value["outcome"] in (Validity.VALID, Validity.INVALID, Validity.NOT_NEEDED):
-                return Verdict(Validity(value["outcome"]), value["reason"][:_SHOWN])
+                return Verdict(Validity(value["outcome"]), plain(value["reason"], _SHOWN))
             return Verdict(Validity.UNDETERMINED, "it gave an answer that this region does not understand")
         case Failed("UnknownCommand", _):
             return Verdict(Validity.UNDETERMINED, "its version knows nothing of license keys: upgrade it")

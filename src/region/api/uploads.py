@@ -78,7 +78,7 @@ async def create_resource(parts: Parts, call: Call) -> Reply:
 async def _measured(content: bytes | None, values: Any) -> tuple[str, int]:
     """The sha256 and the size that the content has, or is to have."""
     if content is None:
-        missing = [name for name in ("sha256", "size") if not values.get(name)]
+        missing = [name for name in ("sha256", "size") if values.get(name) in (None, "")]
         if missing:
             needed = "This field is required, unless the content is sent at once."
             raise Invalid({name: [needed] for name in missing})

@@ -183,7 +183,7 @@ class Receiver:
         :raises WrongOffset: if it does not belong there.
         :raises TooMuch: if that is more than the upload has; nothing of it is kept.
         :raises WrongUpload: if it is all, and is wrong.
-        :raises NoRoom: if the disk is full.
+        :raises NoRoom: if the disk is full, but for what is left alone; nothing of it is kept.
         :raises UploadBusy: if it cannot be written at this moment.
         :raises DatabaseUnavailable: if it cannot be written down that it has come; then it has not.
         """
@@ -227,6 +227,8 @@ class Receiver:
                 f"Too much data received: {start} bytes have come and {len(data)} more would be over the size, "
                 f"{request.size}. Nothing of this was kept; send what is missing, or delete the upload."
             )
+        # What was begun while there was room for each alone may be too much together, or beside what an import fetches.
+        await self._require_spare(len(data) - (part.length if is_first else 0))
         self._again.discard(upload_id)
         if is_first:
             await self.store.touch(upload, 0)
@@ -350,6 +352,15 @@ class Receiver:
             raise NoRoom(
                 f"The upload needs {readable(max(0, size - there))}, but the disk of region process {self.process} has "
                 f"{readable(free)} free, and {readable(SPARE_BYTES)} of it are left alone: make room."
+            )
+
+    async def _require_spare(self, more: int) -> None:
+        """:raises NoRoom: if ``more`` bytes would take of what is left alone: the database may be on the same disk."""
+        free = await self.run_in_thread(self.free_bytes, self.blobs.root)
+        if more > 0 and free < more + SPARE_BYTES:
+            raise NoRoom(
+                f"The disk of region process {self.process} has {readable(free)} free, and {readable(SPARE_BYTES)} of "
+                "it are left alone: make room, then go on with this upload."
             )
 
 

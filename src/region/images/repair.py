@@ -17,10 +17,11 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from region.database import DatabaseUnavailable
+from region.upstream.values import UPLOADS
 from rpc.blobs import BlobStore
 from rpc.damage import Damaged
 from rpc.events import DAMAGE_FOUND, DAMAGE_REPAIRED, Kind
-from rpc.manifest import Manifest, is_sha256
+from rpc.manifest import Image, Manifest
 
 log = Logger()
 
@@ -93,14 +94,14 @@ class Repairs:
     def found(self, damaged: Damaged) -> None:
         """A file was found damaged and moved away."""
         images = self._images_with(damaged.sha256)
-        what = f"The file {damaged.sha256} ({damaged.size} bytes) of {images}: {damaged.reason}."
-        self.happened(DAMAGE_FOUND, f"{what} It is not served any more, and is fetched again.")
+        what = f"The file {damaged.sha256} ({damaged.size} bytes) of {_named(images)}: {damaged.reason}."
+        self.happened(DAMAGE_FOUND, f"{what} It is not served any more; {remedy(images)}.")
         self._retry = FIRST_RETRY
         self._later(SETTLE_SECONDS)
 
     def repaired(self, damaged: Damaged) -> None:
         """It is there again."""
-        images = self._images_with(damaged.sha256)
+        images = _named(self._images_with(damaged.sha256))
         self.happened(DAMAGE_REPAIRED, f"The file {damaged.sha256} of {images} is there again, verified.")
         if self._telling is not None and self._telling.active():
             if self.blobs.damaged:
@@ -112,28 +113,31 @@ class Repairs:
             self._telling = self.clock.callLater(TELL_SECONDS, self.there_again)
 
     def refused(self, rack: str, refused: Sequence[str]) -> None:
-        """A rack got bytes of these files whose sha256 was wrong: our copy may be, or what is between us."""
-        for sha256 in refused[:MAX_REFUSED]:
-            if is_sha256(sha256) and self.verifier.suspect(sha256, f"rack {rack} got wrong bytes of it"):
-                log.warn("Rack {rack} got wrong bytes of {sha256}; it is looked at.", rack=rack, sha256=sha256)
+        """A rack got bytes of these files whose sha256 was wrong: our copy may be, or what is between us.
+
+        What is not of the current generation is nobody's to fetch any more, and not looked at.
+        """
+        current = self.generations.latest
+        published = {} if current is None else current.manifest.blobs
+        why = f"rack {rack} got wrong bytes of it"
+        suspected = [
+            sha256 for sha256 in refused[:MAX_REFUSED] if sha256 in published and self.verifier.suspect(sha256, why)
+        ]
+        if suspected:
+            more = f" and {len(suspected) - _SHOWN} more files" if len(suspected) > _SHOWN else ""
+            log.warn(
+                "Rack {rack} got wrong bytes of {files}{more}; they are looked at.",
+                rack=rack, files=", ".join(suspected[:_SHOWN]), more=more,
+            )  # fmt: skip
 
     def _needed(self) -> bool:
         """Whether something that is damaged is of the current generation."""
         current = self.generations.latest
         return current is not None and not current.manifest.blobs.keys().isdisjoint(self.blobs.damaged)
 
-    def _images_with(self, sha256: str) -> str:
+    def _images_with(self, sha256: str) -> list[Image]:
         current = self.generations.latest
-        manifest: Manifest | None = None if current is None else current.manifest
-        images = [
-            f"{image.key} {image.version}"
-            for image in (manifest.images if manifest is not None else ())
-            if any(file.sha256 == sha256 for file in image.files)
-        ]
-        if not images:
-            return "no image of the current generation"
-        more = f" and {len(images) - _SHOWN} more" if len(images) > _SHOWN else ""
-        return ", ".join(images[:_SHOWN]) + more
+        return [] if current is None else images_with(current.manifest, sha256)
 
     def _later(self, seconds: float) -> None:
         if self._stopped:
@@ -157,3 +161,24 @@ class Repairs:
             log.warn("A repair is asked for later: {reason}", reason=str(error))
         seconds, self._retry = self._retry, min(self._retry * 2, LAST_RETRY)
         self._later(seconds * (1 + self.jitter() / 4))
+
+
+def images_with(manifest: Manifest, sha256: str) -> list[Image]:
+    """The images that need a file."""
+    return [image for image in manifest.images if any(file.sha256 == sha256 for file in image.files)]
+
+
+def remedy(images: Sequence[Image]) -> str:
+    """What becomes of a damaged file that ``images`` of the current generation need: what ends a sentence about it."""
+    if not images:
+        return "nothing that is published now needs it"
+    if all(image.source == UPLOADS for image in images):
+        return "no source has it: upload it again (stanchion images upload)"
+    return "it is being fetched again"
+
+
+def _named(images: Sequence[Image]) -> str:
+    if not images:
+        return "no image of the current generation"
+    more = f" and {len(images) - _SHOWN} more" if len(images) > _SHOWN else ""
+    return ", ".join(f"{image.key} {image.version}" for image in images[:_SHOWN]) + more

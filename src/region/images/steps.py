@@ -34,7 +34,7 @@ from region.upstream import Problem, Source, SourceFailed, SourceRead
 from region.upstream.values import UPLOADS
 from rpc.blobs import BlobStore
 from rpc.fetch import Fetched, FetchFailed, Progress, RunInThread, Wanted
-from rpc.manifest import EMPTY, Manifest
+from rpc.manifest import EMPTY, MAX_MANIFEST, Manifest
 
 log = Logger()
 T = TypeVar("T")
@@ -259,6 +259,12 @@ class ImportRun:
             nothing = "no source offers an image that is selected" if reads else "there is no source to import from"
             self._life.inputs.finish(None, f"nothing was published: {nothing}", self._parts.now())
             return
+        size = await self._in_thread(lambda: len(assembly.manifest.canonical))
+        if size > MAX_MANIFEST:
+            raise ImportFailed(
+                f"the list of its {len(assembly.manifest.images)} images has {readable(size)}, but racks can tell "
+                f"{readable(MAX_MANIFEST)} at most: select fewer images"
+            )
         generation = await self._parts.generations.publish(
             self._session, assembly.manifest, assembly.changes, self.job.id, base=base.number if base else None
         )

@@ -34,6 +34,7 @@ from region.images.files import (
     parse_range,
 )
 from region.images.rendering import Rendering, render
+from region.images.repair import images_with, remedy
 from region.images.store import Generation, GenerationMoved, GenerationStore
 from region.images.threads import in_thread
 from rpc.blobs import BlobError, BlobStore
@@ -218,16 +219,18 @@ class StreamResource(Resource):
     async def _missing(self, sha256: str) -> _Refusal:
         """The answer about a file that is not there, or not any more."""
         damaged = self._blobs.damaged.get(sha256)
+        current = await self._generations.current()
+        needing = [] if current is None else images_with(current.manifest, sha256)
         if damaged is not None:
             since = datetime.fromtimestamp(damaged.found, UTC)
-            text = f"was found damaged at {since:%Y-%m-%d %H:%M:%S} UTC ({damaged.reason}) and is being fetched again"
+            text = f"was found damaged at {since:%Y-%m-%d %H:%M:%S} UTC ({damaged.reason}); {remedy(needing)}"
+        elif not needing:
+            return _Refusal(404, "There is no such file, or only an older generation has it: read the index again.")
         else:
-            current = await self._generations.current()
-            if current is None or sha256 not in current.manifest.blobs:
-                return _Refusal(404, "There is no such file, or only an older generation has it: read the index again.")
-            if not await self._run_in_thread(self._blobs.note_missing, sha256, current.manifest.blobs[sha256]):
+            size = current.manifest.blobs[sha256] if current is not None else 0
+            if not await self._run_in_thread(self._blobs.note_missing, sha256, size):
                 return _Refusal(503, "The file has come this very moment; ask again.", {"Retry-After": "1"})
-            text = "is published, but is missing on this region process's disk, and is being fetched again"
+            text = f"is published, but is missing on this region process's disk; {remedy(needing)}"
         headers = {"Retry-After": str(REPAIR_RETRY_SECONDS), WITHHELD: _phrase(text)}
         return _Refusal(503, f"The file {text}.", headers)
 

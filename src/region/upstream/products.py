@@ -23,7 +23,7 @@ from region.upstream.documents import (
 )
 from region.upstream.paths import UnsafePath, file_url
 from region.upstream.values import Broken, Problem, Source, UpstreamImage, is_bootloader, is_plain
-from rpc.manifest import KNOWN_FTYPES, MAX_FILE_SIZE, Image, ImageFile, ImageKey, InvalidManifest
+from rpc.manifest import KNOWN_FTYPES, MANIFEST_NAME, MAX_FILE_SIZE, Image, ImageFile, ImageKey, InvalidManifest
 
 _DOCUMENT_FIELDS: Final = frozenset({"format", "content_id", "datatype", "updated", "license"})
 _KEY_FIELDS: Final = ("os", "release", "arch", "subarch", "kflavor", "label")
@@ -31,6 +31,11 @@ _KEY_FIELDS: Final = ("os", "release", "arch", "subarch", "kflavor", "label")
 _NOT_ATTRIBUTES: Final = _DOCUMENT_FIELDS.union(_KEY_FIELDS)
 # Other checksums are not checked here, so they are not passed on as if they were.
 _FILE_FIELDS: Final = frozenset({"ftype", "path", "size", "sha256", "sha512", "sha384", "sha1", "md5"})
+
+
+MAX_TEXTS: Final = 16 << 10
+"""Characters of the attributes of an image, names and values together, or of one of its files. Those of real streams
+have some 1,000; racks tell them in one piece, and clients get them with every answer."""
 
 
 class _Unfit(ValueError):
@@ -162,9 +167,9 @@ class _Reader:
                 raise _Unfit(f"it has no {name!r}")
         if "release" not in known and not is_bootloader(known):
             raise _Unfit("it has neither a 'release' nor a 'bootloader-type'")
-        for name, value in (("name", product), *known.items()):
-            if not (is_plain(name) and is_plain(value)):
-                raise _Unfit(f"its {name} has a control character: {value!r}")
+        if known["os"] == MANIFEST_NAME:  # a rack could not keep it, nor anything that is published together with it
+            raise _Unfit(f"its os is {MANIFEST_NAME!r}, which racks call something else")
+        _require_plain({"name": product, **known})
         files: list[ImageFile] = []
         urls: dict[str, str] = {}
         faults: list[_Unfit] = []
@@ -228,11 +233,22 @@ def _file(name: str, value: object) -> ImageFile:
             raise _Unfit(f"it has no {field!r}")
     sha256 = item["sha256"]
     attributes = {field: text for field, text in stringitems(item).items() if field not in _FILE_FIELDS}
-    for field, text in attributes.items():
-        if not (is_plain(field) and is_plain(text)):
-            raise _Unfit(f"its {field} has a control character: {text!r}")
+    _require_plain(attributes)
     sha256 = sha256.lower() if isinstance(sha256, str) else sha256
     return ImageFile(name, item["ftype"], sha256, _size(item["size"]), tuple(attributes.items()))
+
+
+def _require_plain(attributes: Mapping[str, str]) -> None:
+    """:raises _Unfit: if there is more text than an image has, or some that cannot be shown."""
+    if (length := sum(len(name) + len(text) for name, text in attributes.items())) > MAX_TEXTS:
+        longest = max(attributes, key=lambda name: len(attributes[name]))
+        raise _Unfit(
+            f"its {len(attributes)} attributes have {length} characters, more than {MAX_TEXTS}; the longest is "
+            f"{longest[:80]!r}"
+        )
+    for name, text in attributes.items():
+        if not (is_plain(name) and is_plain(text)):
+            raise _Unfit(f"its {name} has a control character: {text!r}")
 
 
 def _size(value: object) -> int:
