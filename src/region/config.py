@@ -75,9 +75,11 @@ class RpcConfig:
 
 @frozen
 class ImportConfig:
-    """How images are imported. ``interval_minutes`` 0 imports on request only; ``proxy`` is an http proxy's URL.
-    Uploads of which nothing came for ``upload_expire_hours`` are forgotten."""
+    """How images are imported. ``here`` says whether by this region process, which then takes uploads as well;
+    ``interval_minutes`` 0 imports on request only; ``proxy`` is an http proxy's URL. Uploads of which nothing came for
+    ``upload_expire_hours`` are forgotten."""
 
+    here: bool = True
     interval_minutes: float = field(default=60.0, validator=at_least(0))
     at_start: bool = True
     concurrency: int = field(default=4, validator=between(1, 64))

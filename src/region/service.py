@@ -222,6 +222,7 @@ class RegionService(Service):
             fetcher,
             blobs,
             reactor,
+            here=images.here,
             interval=images.interval_minutes * 60,
             at_start=images.at_start,
             syncing=syncs.syncing,
@@ -242,7 +243,7 @@ class RegionService(Service):
         uploads = UploadStore(database)
         receiver = Receiver(
             uploads, blobs, config.name, images.upload_expire_hours, reactor, run_in_thread,
-            partial(importer.request, "upload"),
+            partial(importer.request, "upload"), takes=images.here,
         )  # fmt: skip
         view = PublishedView(generations)
         asker = Asker(

@@ -119,6 +119,13 @@ class ChunkTests(UploadTestCase):
         self.assertEqual(response.status, 409)
         self.assertIn("goes to region process region, which began it; this one is other", response.text)
 
+    async def test_a_region_process_that_does_not_import_takes_no_uploads(self) -> None:
+        self.receiver.takes = False
+        response = await self.begin()
+        self.assertEqual(response.status, 409)
+        self.assertIn("would not be published: upload to the one that does", response.text)
+        self.assertEqual(await self.uploads.list(), ())
+
     async def test_a_disk_that_is_full_is_said_and_the_upload_goes_on_later(self) -> None:
         self.receiver.free_bytes = lambda path: 1000
         response = await self.begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +15,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from region.database import DatabaseUnavailable, Session
 from region.images import steps
-from region.images.importer import LOCK_RETRY_SECONDS, SETTLE_SECONDS
+from region.images.importer import HERE, LOCK_RETRY_SECONDS, SETTLE_SECONDS, Importer
 from region.images.job import ImportJob, JobStore
 from region.images.lock import try_lock
 from region.images.sources import SourceStore
 from region.images.steps import ImportRun, _Saver
 from region.images.store import GenerationStore
 from region.upstream import Problem, Selection, SourceFailed, SourceRead
+from rpc.blobs import BlobStore
 from rpc.manifest import Image, Manifest
 from tests.region.importing import SOURCE, UPDATED, ImportTestCase, contents_of, image, inline, put
 from tests.rpc.test_verifying import rot
@@ -664,6 +666,66 @@ class StoppingTests(ImportTestCase):
         self.clock.advance(LOCK_RETRY_SECONDS)
         self.assertEqual((await self.end_of(queued)).state, "done")
 
+    def elsewhere(self, **options: Any) -> Importer:
+        """The importer of another region process."""
+        other = self.make_importer(GenerationStore(self.database, run_in_thread=inline), **options)
+        self.addCleanup(lambda: self.run_async(other.stop()))
+        return other
+
+    async def test_a_process_that_does_not_import_leaves_what_it_is_asked_for_to_one_that_does(self) -> None:
+        await self.add_source()
+        self.reader.offer(self.fetcher.know(image()))
+        other = self.elsewhere(here=False, at_start=True, interval=60)
+        other.start()
+        queued = await other.request()
+        for _ in range(3):
+            self.clock.advance(60)
+            await other.when_idle()
+        job = await self.importer.jobs.get(queued)
+        assert job is not None
+        self.assertEqual((job.state, await self.importer.jobs.list()), ("queued", (job,)))
+        self.importer.start()
+        self.assertEqual((await self.end_of(queued)).state, "done")
+
+    async def test_a_process_that_imports_hears_at_once_of_what_another_was_asked_for(self) -> None:
+        await self.add_source()
+        self.reader.offer(self.fetcher.know(image()))
+        self.importer.start()
+        await self.importer.when_idle()
+        other = self.elsewhere(here=False)
+        other.start()
+        queued = await other.request()
+        while (job := await self.importer.jobs.get(queued)) is None or job.ended is None:
+            pass  # no clock moves: it was told, or this never ends
+        self.assertEqual(job.state, "done")
+
+    async def test_that_an_import_ended_is_said_also_by_a_process_that_imports_nothing(self) -> None:
+        await self.add_source()
+        other = self.elsewhere(here=False)
+        other.start()
+        async with self.database.session() as session:  # of a process that dies
+            self.assertTrue(await try_lock(session))
+            queued = await self.importer.jobs.enqueue("request", HERE)
+            self.assertIsNotNone(await self.importer.jobs.claim(session))
+            while not self.clock.getDelayedCalls():  # it was told, and waits for the lock; or this never ends
+                await self.database.query("SELECT")
+        self.clock.advance(LOCK_RETRY_SECONDS)
+        await other.when_idle()
+        job = await self.importer.jobs.get(queued)
+        assert job is not None
+        self.assertEqual((job.state, job.outcome), ("failed", "the region stopped while it ran"))
+
+    async def test_another_process_that_takes_over_fetches_what_is_published_for_its_own_disk(self) -> None:
+        await self.add_source()
+        await self.publish(image())
+        await self.importer.stop()
+        self.blobs = self.fetcher.blobs = BlobStore(Path(self.mktemp()))
+        self.addCleanup(self.blobs.close)
+        other = self.elsewhere()
+        await self.import_now(other)
+        for sha256, size in (await self.manifest()).blobs.items():
+            self.assertTrue(self.blobs.is_verified(sha256, size))
+
     async def test_two_importers_never_import_at_once(self) -> None:
         job_id, held = await self.held_import()
         other = self.make_importer(GenerationStore(self.database, run_in_thread=inline))
@@ -833,10 +895,10 @@ class TimingTests(ImportTestCase):
         enqueue = type(self.importer.jobs).enqueue
         away = [True]
 
-        async def sometimes(store: Any, trigger: str) -> int:
+        async def sometimes(store: Any, *what: str) -> int:
             if away[0]:
                 raise DatabaseUnavailable("the server is away")
-            return await enqueue(store, trigger)
+            return await enqueue(store, *what)
 
         self.patch(type(self.importer.jobs), "enqueue", sometimes)
         self.importer.start()

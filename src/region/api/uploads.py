@@ -68,6 +68,8 @@ async def create_resource(parts: Parts, call: Call) -> Reply:
         received = await parts.receiver.begin(request, call.key.name if call.key else "")
     except UploadInvalid as error:
         raise Invalid({error.field: [error.message]}) from error
+    except UploadElsewhere as error:
+        raise ApiError(text(str(error), 409)) from error
     except NoRoom as error:
         raise ApiError(text(str(error), 507)) from error
     if content is not None and not received.complete:

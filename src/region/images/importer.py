@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from region.database import Database, DatabaseUnavailable
 from region.images.disk import free_bytes
-from region.images.job import JobStore
+from region.images.job import QUEUE_CHANNEL, JobStore
 from region.images.lock import try_lock
 from region.images.sources import SourceStore
 from region.images.steps import Fetcher, ImportParts, ImportRun, Reader, nobody_syncs
@@ -35,6 +35,9 @@ from rpc.waking import Waker
 log = Logger()
 
 CANCEL_CHANNEL: Final = "stanchion_import_cancel"
+HERE, ELSEWHERE = "here", "elsewhere"
+"""What region processes tell each other of an import that is queued: whether the process that queued it imports."""
+
 LOCK_RETRY_SECONDS: Final = 5.0
 """How often a region process looks whether another one has finished importing."""
 
@@ -52,6 +55,8 @@ class Importer:
     """Runs imports.
 
     :param clock: what timers and progress run on.
+    :param here: whether this region process imports. One that does not leaves that to others, whatever asks for it; it
+        only says of an import that it has ended, when the process that ran it is dead.
     :param interval: seconds from one timed import to the next; 0 for none.
     :param at_start: whether to import when it starts.
     :param follow_edits: whether to import when a source or a selection was changed. One that is changed while an
@@ -69,6 +74,7 @@ class Importer:
         blobs: BlobStore,
         clock: IReactorTime,
         *,
+        here: bool = True,
         interval: float = 3600.0,
         at_start: bool = True,
         follow_edits: bool = True,
@@ -81,9 +87,11 @@ class Importer:
         self._database = database
         self._sources = sources
         self._clock = clock
-        self._interval = interval
-        self._at_start = at_start
-        self._follow_edits = follow_edits
+        self._here = here
+        self._told = HERE if here else ELSEWHERE
+        self._interval = interval if here else 0.0
+        self._at_start = at_start and here
+        self._follow_edits = follow_edits and here
         self._parts = ImportParts(
             self.jobs,
             sources,
@@ -111,6 +119,7 @@ class Importer:
         """Begin: end what an earlier process left unfinished, run what is queued, and import as it was set up."""
         self._sources.listen(self._edited)
         self._database.listen(CANCEL_CHANNEL, self._cancel_notified)
+        self._database.listen(QUEUE_CHANNEL, self._queue_notified)
         if self._interval:
             self._timer.start(self._interval, now=False).addErrback(_log_failure)
         if self._at_start:
@@ -136,7 +145,7 @@ class Importer:
         :param trigger: timer, request, start, selection, repair or upload.
         :raises DatabaseUnavailable: if it could not be queued.
         """
-        job_id = await self.jobs.enqueue(trigger)
+        job_id = await self.jobs.enqueue(trigger, self._told)
         self._waker.wake()
         return job_id
 
@@ -188,7 +197,7 @@ class Importer:
 
     async def _queue(self, trigger: str) -> None:
         try:
-            await self.jobs.enqueue(trigger)
+            await self.jobs.enqueue(trigger, self._told)
         except DatabaseUnavailable as error:
             log.warn("An import ({trigger}) is queued later: {reason}", trigger=trigger, reason=str(error))
             self._wanted = trigger
@@ -220,6 +229,12 @@ class Importer:
         if self._run is not None and payload == str(self._run.job.id):
             self._run.cancel("cancelled on request")
 
+    def _queue_notified(self, payload: str) -> None:
+        """Some region process has queued an import, or (with an empty payload) may have while nobody listened."""
+        # One that imports sees to what it queued itself: its disk may have what nobody else's has, such as an upload.
+        if payload != HERE or not self._here:
+            self._waker.wake()
+
     # What runs them
 
     def _failed(self, reason: Failure, seconds: float | None) -> None:
@@ -236,19 +251,22 @@ class Importer:
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
             try:
-                await self.jobs.enqueue(wanted)
+                await self.jobs.enqueue(wanted, self._told)
             except DatabaseUnavailable:
                 self._wanted = self._wanted or wanted
                 raise
-        if not await self.jobs.unfinished():
+        unfinished = await self.jobs.unfinished()
+        if not unfinished:
             return None
+        if not self._here and not any(job.is_running for job in unfinished):
+            return LOCK_RETRY_SECONDS  # and be out of the way of the process that is to import
         async with self._database.session() as session:
             if not await try_lock(session):
                 return LOCK_RETRY_SECONDS
             for left in await self.jobs.abandon(session, self._reasons):
                 log.warn("Import {job} did not end: {outcome}", job=left.id, outcome=left.outcome)
             self._reasons.clear()
-            while self._waker.is_started and (job := await self.jobs.claim(session)) is not None:
+            while self._here and self._waker.is_started and (job := await self.jobs.claim(session)) is not None:
                 self._run = run = ImportRun(self._parts, session, job)
                 try:
                     await run.run()

@@ -17,6 +17,9 @@ from automat import TypeMachineBuilder
 from region.database import Database, Session, Transaction
 from region.upstream import Problem
 
+QUEUE_CHANNEL: Final = "stanchion_import_queue"
+"""Where region processes hear that an import is asked for."""
+
 ENDED: Final = frozenset({"done", "failed", "cancelled"})
 TRIGGERS: Final = frozenset({"timer", "request", "start", "selection", "repair", "upload"})
 
@@ -189,12 +192,17 @@ class JobStore:
 
     _database: Database
 
-    async def enqueue(self, trigger: str) -> int:
-        """Ask for an import; returns its id, or that of the one that is queued already, which will do as well."""
+    async def enqueue(self, trigger: str, payload: str = "") -> int:
+        """Ask for an import; returns its id, or that of the one that is queued already, which will do as well.
+
+        :param payload: what :data:`QUEUE_CHANNEL` is told of it; nothing is, if it is empty.
+        """
         if trigger not in TRIGGERS:
             raise ValueError(f"{trigger!r} is no trigger of an import; use one of: {', '.join(sorted(TRIGGERS))}")
 
         async def insert(transaction: Transaction) -> int | None:
+            if payload:
+                await transaction.query("SELECT pg_notify(%s, %s)", (QUEUE_CHANNEL, payload))
             row = await transaction.one(
                 """INSERT INTO import_job (state, trigger) VALUES ('queued', %s)
                    ON CONFLICT ((true)) WHERE state = 'queued' DO NOTHING RETURNING id""",

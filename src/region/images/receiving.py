@@ -90,6 +90,7 @@ class Receiver:
 
     :param process: what this process is called.
     :param expire_hours: after so long without a chunk an upload that is not whole is forgotten.
+    :param takes: whether uploads may begin here; not on a process that does not import.
     :param publish: asks for an import, which makes a generation of what has come.
     """
 
@@ -101,6 +102,7 @@ class Receiver:
     run_in_thread: RunInThread
     publish: Callable[[], Awaitable[object]]
     free_bytes: Callable[[Path], int] = free_bytes
+    takes: bool = True
     _open: dict[int, _Open] = field(factory=dict, init=False)
     _lost: set[int] = field(factory=set, init=False)
     """Uploads that were whole once, and whose content is taken anew because it was damaged."""
@@ -133,7 +135,13 @@ class Receiver:
 
         :raises UploadInvalid: if its sha256 is that of a content of another size.
         :raises NoRoom: if the disk has no room for it.
+        :raises UploadElsewhere: if this region process takes no uploads.
         """
+        if not self.takes:
+            raise UploadElsewhere(
+                f"Region process {self.process} imports no images ([images] here = false), so what is uploaded to it "
+                "would not be published: upload to the one that does."
+            )
         sha256, size = request.sha256, request.size
         there = await self.run_in_thread(self._size_of, sha256)
         if there is not None and there != size:
