@@ -395,6 +395,11 @@ class TruthOfTwo(Truth):
 
     @has_second
     @event()
+    def import_through_the_second(self) -> None:
+        self.world.request_import(self.world.second)
+
+    @has_second
+    @event()
     def upload_to_the_second(self) -> None:
         self.world.operators.upload_elsewhere()
 

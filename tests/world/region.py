@@ -122,7 +122,7 @@ class ModelRegion:
         reader = SourceReader(turns, self._fetcher, spawn=Inline, run_in_thread=run_in_thread, now=self.now)
         self.importer = Importer(
             self.database, self.sources, self.generations, reader, self._fetcher, self.blobs, turns,
-            interval=0, at_start=False, syncing=self.syncs.syncing, run_in_thread=run_in_thread,
+            here=self.is_importing, interval=0, at_start=False, syncing=self.syncs.syncing, run_in_thread=run_in_thread,
             free_bytes=lambda path: 1 << 40, now=self.now,
         )  # fmt: skip
         self.verifier = Verifier(self.blobs, turns, run_in_thread, turns.seconds, VERIFYING, 0)
@@ -136,7 +136,7 @@ class ModelRegion:
         uploads = UploadStore(self.database)
         self.receiver = Receiver(
             uploads, self.blobs, owner, EXPIRE_HOURS, turns, run_in_thread, partial(self.importer.request, "upload"),
-            lambda path: 1 << 40,
+            lambda path: 1 << 40, takes=self.is_importing,
         )  # fmt: skip
         view = PublishedView(self.generations)
         self.asker = Asker(
@@ -190,8 +190,7 @@ class ModelRegion:
             self.syncs._current = current
         self.generations.subscribe(self.syncs.published)
         await self.processes.start(f"{self.owner}.example:5250")
-        if self.is_importing:
-            self.importer.start()
+        self.importer.start()
         self.blobs.prepare()
         await self.receiver.start()
         self.repairs.start()

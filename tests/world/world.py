@@ -270,9 +270,9 @@ class World:
         self._is_ending = False
         self.heard.pop(region, None)
 
-    def request_import(self) -> None:
-        """Ask for an import."""
-        self.run(self.needed_region.importer.request())
+    def request_import(self, region: ModelRegion | None = None) -> None:
+        """Ask for an import, perhaps a region process that does not import itself."""
+        self.run((region or self.needed_region).importer.request())
 
     def upload_while_importing(self, target: Target, before: int, seed: int) -> None:
         """Have a small image uploaded from beginning to end when an import has got so far."""
