@@ -193,6 +193,10 @@ class TestUp(TestCase):
             self.assertIn("1 of 1 releases can be deployed", up.output)
             self.assertNotIn("Ctrl-C here", up.output)
         self.assertIn("published generation 2: 2 added, 2 removed", up.output)
+        up = self.up("--then-stop")
+        self.assertEqual(await up.ended(), 0, up.output)
+        self.assertIn("they stay as they are, without the sample", up.output)
+        self.assertIn("1 of 1 releases can be deployed", up.output)
 
     async def test_the_death_of_a_daemon_is_said_and_ends_the_other(self) -> None:
         for name in ("region", "rack"):

@@ -301,10 +301,15 @@ class Up:
         await run_command(self.reactor, "rack", "join", *rack, json.loads(made)["token"])
 
     async def _add_source(self, client: Client, url: str) -> None:
-        """Have the source as the command line says: the trust that it names, and the selections if it names any."""
+        """Have the source as the command line says: the trust that it names, and the selections if it names any.
+
+        The sample is for a region that has no source yet.
+        """
         known = await self._in_thread(client.get, "boot-sources/")
         same = [source for source in known if source["url"].rstrip("/") == url.rstrip("/")]
-        if not same:
+        if self.wanted.source is None and known and not same:
+            write("no source is named, and there are some: they stay as they are, without the sample")
+        elif not same:
             write(f"adding the source {safe(url)}")
             selections = self.wanted.selections or (Selection(),)
             await self._in_thread(add_source, client, url, self.wanted.trust, selections)
