@@ -70,7 +70,9 @@ class Tally:
             test.run(result)
         for _, problem in (*result.failures, *result.errors):
             text = problem if isinstance(problem, str) else problem.getTraceback()
-            self.violations.setdefault(self.running, text)
+            if self.running not in self.violations:
+                self.violations[self.running] = text
+                sys.stderr.write(f"{self.running}\n{text}\n")  # at once: it may be long until the end
 
     def lines(self, seconds: float) -> Iterator[str]:
         """The summary."""
@@ -131,8 +133,6 @@ def main() -> int:
         os.chdir(scratch)
         tally = soak(arguments.seconds)
         os.chdir("/")
-    for name, text in tally.violations.items():
-        sys.stdout.write(f"{name}\n{text}\n")
     sys.stdout.write("\n".join(tally.lines(time.monotonic() - begun)) + "\n")
     return 1 if tally.violations else 0
 
