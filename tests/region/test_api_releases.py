@@ -154,13 +154,14 @@ class Why(ReleasesTestCase):
         self.assertIn("Generation 1 lists no release", response.json["reason"])
 
     def test_a_bare_name_is_accepted_where_it_is_unambiguous(self) -> None:
-        self.racks.add("aaaaaa", self.publish(NOBLE, BOOKWORM, Target("custom", "bookworm", "amd64")))
+        self.racks.add("aaaaaa", self.publish(NOBLE, BOOKWORM, Target("centos", "bookworm", "amd64"),
+                                                Target("custom", "noble", "amd64")))  # fmt: skip
         self.assertEqual(self.get("releases/noble/").json["name"], "ubuntu/noble")
         response = self.get("releases/bookworm/")
         self.assertEqual(
             (response.status, response.json),
             (400, {"distro_series": ["'bookworm' is not a valid distro_series.  It should be one of: "
-                                     "'custom/bookworm', 'debian/bookworm'."]}),
+                                     "'centos/bookworm', 'debian/bookworm'."]}),
         )  # fmt: skip
 
     def test_one_architecture_can_be_asked_about(self) -> None:

@@ -9,6 +9,8 @@ from twisted.internet.defer import Deferred
 
 from region.images.disk import SPARE_BYTES
 from region.images.receiving import IDLE_SECONDS
+from region.images.uploads import UploadStore
+from rpc.manifest import ImageKey
 from tests.region.inventories import NOBLE, image
 from tests.region.test_api_images import StoresTestCase
 from tests.region.web import Response, form
@@ -16,6 +18,7 @@ from tests.rpc.test_verifying import rot
 
 BODY = b"the root file system of mine\n" * 5000
 SHA = hashlib.sha256(BODY).hexdigest()
+KEY = ImageKey("custom", "mine", "amd64", "generic", "generic", "uploaded")
 
 
 class UploadTestCase(StoresTestCase):
@@ -125,6 +128,24 @@ class ChunkTests(UploadTestCase):
         self.assertEqual(response.status, 409)
         self.assertIn("would not be published: upload to the one that does", response.text)
         self.assertEqual(await self.uploads.list(), ())
+
+    async def test_one_that_goes_because_another_is_whole_first_is_begun_anew(self) -> None:
+        await self.put(self.file_of(await self.begin())["upload_uri"], BODY)
+        complete, times = self.uploads.complete, [1]
+
+        async def after_another(upload_id: int) -> Any:
+            if times[0]:
+                times[0] -= 1
+                await self.uploads.delete(KEY)
+            return await complete(upload_id)
+
+        self.patch(UploadStore, "complete", lambda store, upload_id: after_another(upload_id))
+        response = await self.begin(title="Again")
+        self.assertEqual((response.status, self.file_of(response)["complete"]), (201, True))
+        times[0] = 99
+        response = await self.begin(title="And again")
+        self.assertEqual(response.status, 409)
+        self.assertIn("was deleted while its content came. Send the request again.", response.text)
 
     async def test_a_disk_that_is_full_is_said_and_the_upload_goes_on_later(self) -> None:
         self.receiver.free_bytes = lambda path: 1000

@@ -70,6 +70,8 @@ async def create_resource(parts: Parts, call: Call) -> Reply:
         raise Invalid({error.field: [error.message]}) from error
     except UploadElsewhere as error:
         raise ApiError(text(str(error), 409)) from error
+    except NoSuchUpload as error:
+        raise ApiError(text(f"{_sentence(error)} Send the request again.", 409)) from error
     except NoRoom as error:
         raise ApiError(text(str(error), 507)) from error
     if content is not None and not received.complete:

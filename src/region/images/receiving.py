@@ -21,7 +21,7 @@ from twisted.logger import Logger
 from region.database import DatabaseUnavailable
 from region.images.disk import SPARE_BYTES, free_bytes, readable
 from region.images.naming import UploadInvalid, UploadRequest
-from region.images.uploads import Upload, UploadStore
+from region.images.uploads import NoSuchUpload, Upload, UploadStore
 from rpc.blobs import BlobError, BlobStore, Part, PartBusy, State, WrongContent
 from rpc.fetch import RunInThread
 from rpc.manifest import ImageKey
@@ -30,6 +30,9 @@ log = Logger()
 
 IDLE_SECONDS: Final = 60.0
 """How long a part is held open without a chunk."""
+
+BEGINNINGS: Final = 3
+"""How often an upload is begun that goes, because another of the same image is whole first, before it has begun."""
 
 EXPIRE_SECONDS: Final = 600.0
 """How often it is looked for uploads that nobody continues."""
@@ -136,6 +139,7 @@ class Receiver:
         :raises UploadInvalid: if its sha256 is that of a content of another size.
         :raises NoRoom: if the disk has no room for it.
         :raises UploadElsewhere: if this region process takes no uploads.
+        :raises NoSuchUpload: if it was deleted, or replaced by one that became whole, again and again meanwhile.
         """
         if not self.takes:
             raise UploadElsewhere(
@@ -148,6 +152,15 @@ class Receiver:
             raise UploadInvalid("size", f"the content with sha256 {sha256} has {there} bytes, not {size}.")
         if there is None:
             await self._require_room(sha256, size)
+        for _ in range(BEGINNINGS - 1):
+            try:
+                return await self._begin(request, username, there is not None)
+            except NoSuchUpload as error:
+                log.info("An upload of {name} is begun anew: {reason}", name=request.name, reason=str(error))
+        return await self._begin(request, username, there is not None)
+
+    async def _begin(self, request: UploadRequest, username: str, is_there: bool) -> Received:
+        sha256, size = request.sha256, request.size
         self.blobs.pin(sha256)
         upload, is_new = await self.store.create(request, self.process, username)
         if is_new:
@@ -155,7 +168,7 @@ class Receiver:
                 "Upload {id} of {name} ({arch}, {size} bytes) was begun by {username}.",
                 id=upload.id, name=request.name, arch=request.arch, size=size, username=username,
             )  # fmt: skip
-        if there is not None and await self.run_in_thread(self.blobs.verify, sha256, size):
+        if is_there and await self.run_in_thread(self.blobs.verify, sha256, size):
             return await self._completed(upload)
         if upload.completed is not None:
             log.warn("The content of upload {id} is lost; it is taken anew.", id=upload.id)
