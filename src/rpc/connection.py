@@ -13,7 +13,14 @@ from typing import Any, Final, Self
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IDelayedCall, IHandshakeListener, IPushProducer, IReactorTime, ITransport
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IHandshakeListener,
+    IPushProducer,
+    IReactorTime,
+    ITCPTransport,
+    ITransport,
+)
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.protocols import amp
@@ -108,6 +115,10 @@ class Connection(amp.AMP):
             self._distrusted = True
             self.abort(str(error))
             return
+        if ITCPTransport.providedBy(self.transport):
+            # Otherwise the kernel keeps a small write back until the peer has acknowledged the one before, which takes
+            # it 40 ms: an answer that follows a report would come that late, and everybody who asks waits for it.
+            self.transport.setTcpNoDelay(True)
         self._ready()
 
     def _ready(self) -> None:

@@ -160,6 +160,13 @@ class LinkTests(TlsTestCase):
         answer = await region.call(ListImages, known_digest="")
         self.assertEqual(len(answer["inventory"]), 1_000_000)
 
+    async def test_neither_end_keeps_what_it_writes_until_the_other_has_acknowledged_what_it_wrote_before(self) -> None:
+        self.listen()
+        link = await self.connect(client_tls(RACK, AUTHORITY.certificate))
+        await link.call(Ping)
+        ends: list[Any] = [end.transport for end in (link, *self.region_links)]
+        self.assertEqual([bool(each.getTcpNoDelay()) for each in ends], [True, True])
+
     async def test_both_ends_have_the_same_binding_and_no_other_channel_has_it(self) -> None:
         self.listen()
         tls = client_tls(RACK, AUTHORITY.certificate)
