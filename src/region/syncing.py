@@ -100,10 +100,13 @@ class SyncDriver:
             link = self._registry.link_of(system_id)
             if current is None or link is None or (rack.generation, rack.digest) == (current.number, current.digest):
                 continue
-            if (run := (system_id, current.number, link)) in self._running:
-                self._once_more.add(run)
-            else:
+            run = system_id, current.number, link
+            # Also one that it began of its own accord, whose result it gives to who asks meanwhile.
+            is_fetching = run in self._running or rack.state == "syncing"
+            if run not in self._running:
                 self.consider(system_id, even_if_in_step=True)
+            if is_fetching and run in self._running:
+                self._once_more.add(run)
 
     def consider(self, system_id: str, *, even_if_in_step: bool = False) -> bool:
         """Tell one rack, if it is linked, not at the current generation, and was not told of that on this link.

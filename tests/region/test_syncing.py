@@ -25,6 +25,7 @@ class Rack:
     name: str
     generation: int | None
     digest: str | None
+    state: str = "ready"
 
 
 ONE, TWO = Generation(1, "a" * 64), Generation(2, "b" * 64)
@@ -184,6 +185,23 @@ class SyncDriverTests(SynchronousTestCase):
                     self.assertEqual(events[0]["log_level"].name, "warn")
                 if asked == 2:
                     self.link.waiting[1].callback(Answered({"outcome": outcome, "reason": "still"}))
+                self.assertEqual(len(self.link.asked), asked)
+
+    def test_a_rack_that_fetches_of_its_own_accord_when_a_file_comes_back_is_told_again_as_well(self) -> None:
+        # It lets who asks have the result of the sync under way, in which it may have been refused that file already.
+        for outcome, asked in (("partial", 3), ("failed", 3), ("synced", 2)):
+            with self.subTest(outcome=outcome):
+                self.setUp()
+                driver = self.driver()
+                driver.consider("r")
+                self.link.waiting[0].callback(Answered({"outcome": "partial", "reason": "1 of 9 images"}))
+                self.registry.racks["r"] = Rack("one", 1, "c" * 64, "syncing")
+                driver.again()
+                self.assertEqual(len(self.link.asked), 2)
+                self.link.waiting[1].callback(Answered({"outcome": outcome, "reason": "1 of 9 images"}))
+                self.assertEqual(len(self.link.asked), asked)
+                if asked == 3:
+                    self.link.waiting[2].callback(Answered({"outcome": outcome, "reason": "still"}))
                 self.assertEqual(len(self.link.asked), asked)
 
     def test_a_rack_whose_old_link_breaks_after_it_came_back_is_told_on_the_new_one(self) -> None:
