@@ -391,6 +391,25 @@ class TestDamage(SnapshotTestCase):
                 rack.store.recheck()
                 self.assert_holds(rack, 6, SECOND)
 
+    def test_what_is_found_wrong_is_not_listed_also_if_the_disk_does_not_let_it_be_moved_away(self) -> None:
+        # Regression: that it could not be moved was taken for that it could not be looked at.
+        rack = self.make()
+        rack.hold(5, FIRST)
+        rack.blobs.on_damage.append(lambda damaged: rack.store.withdraw(damaged.sha256, damaged.reason))
+        path = rack.blobs.path(FOCAL.files[0].sha256)
+        path.write_bytes(path.read_bytes()[::-1])
+        rename = os.rename
+
+        def refuse(source: Path, target: Path) -> None:
+            if "quarantine" in str(target):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(target))
+            rename(source, target)
+
+        self.patch(os, "rename", refuse)
+        for _ in range(2):
+            self.assertRaises(OSError, rack.store.recheck)
+            self.assertEqual(rack.store.inventory.manifest.images, (NOBLE,))
+
     def test_what_is_found_wrong_while_it_is_recovered_is_not_listed(self) -> None:
         rack = self.make()
         rack.hold(5, FIRST)
