@@ -133,6 +133,19 @@ class SyncDriverTests(SynchronousTestCase):
         driver.consider("r", even_if_in_step=True)
         self.assertEqual(self.read, 1)
 
+    def test_a_rack_that_was_told_before_it_reported_that_it_is_ahead_is_told_again_once(self) -> None:
+        # It did not take it then, for all that it knew another process of the region had published what it holds.
+        driver = self.ahead(ONE)
+        ahead, self.registry.racks["r"] = self.registry.racks["r"], Rack("one", None, None)
+        driver.consider("r")
+        self.link.waiting[0].callback(Answered({"outcome": "superseded", "reason": "generation 2 is held"}))
+        self.registry.racks["r"] = ahead
+        self.assertTrue(driver.consider("r"))
+        self.assertEqual([asked["generation"] for asked in self.link.asked], [1, 1])
+        self.link.waiting[1].callback(Answered({"outcome": "failed", "reason": "no space"}))
+        self.assertFalse(driver.consider("r"))
+        self.assertEqual((self.read, len(self.link.asked)), (1, 2))
+
     def test_a_rack_that_is_ahead_is_left_alone_while_the_database_is_away_and_looked_at_again_after(self) -> None:
         driver = self.ahead(ONE, is_away=True)
         driver.consider("r")
