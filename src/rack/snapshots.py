@@ -144,17 +144,18 @@ class SnapshotStore:
         :return: what is held now, also to be found as :attr:`inventory`.
         """
         self._unread = False
+        since = len(self._withdrawn)
         current = self._held_by_link()
         if not self._unread and (current is None or not current.inventory.is_whole):
             better = self._better_than(current)
-            if better is not None:
-                self._flip(better)
+            if better is not None and not self._unread:
+                self._flip(better, since)
                 log.warn(
                     "Snapshot {name} is current now: the one that was {state}.",
                     name=better.name, state="is not whole" if current else "cannot be used",
                 )  # fmt: skip
                 current = better
-        self._current = current
+        self._replace(current, since)
         if not self._unread:
             self._remove_others()
         return self.inventory
@@ -170,9 +171,12 @@ class SnapshotStore:
             self._current = _Held(before.name, left)
             return left is not before.inventory
 
-    def _replace(self, held: _Held, since: int) -> None:
+    def _replace(self, held: _Held | None, since: int) -> None:
         """Make ``held`` what is held, less what was withdrawn since there were ``since`` withdrawals."""
         with self._guard:
+            if held is None:
+                self._current = None
+                return
             inventory = held.inventory
             for sha256, reason in self._withdrawn[since:]:
                 inventory = inventory.without(sha256, reason)
@@ -326,6 +330,7 @@ class SnapshotStore:
                 continue
             try:
                 readable.append(_Held(name, self._inspector.inspect(self._snapshots / name)))
+                self._unread |= any(damage.unread for damage in readable[-1].inventory.damaged)
             except SnapshotUnread as error:
                 self._unread = True
                 log.error("Whether snapshot {name} is right cannot be told now: {reason}", name=name, reason=str(error))
@@ -370,7 +375,7 @@ class SnapshotStore:
             self._inspector.check()
             self._files.sync(directory)
 
-    def _flip(self, held: _Held, since: int = 0) -> None:
+    def _flip(self, held: _Held, since: int) -> None:
         """Make ``held`` the current snapshot. Once the link is renamed, this does not fail any more.
 
         :param since: how many withdrawals there were before it was looked at.

@@ -190,15 +190,18 @@ class _Sync:
         await self.syncs.remember(assignment)
         before, unread = store.inventory, ""
         try:
-            inventory = await thread(store.recheck)
+            await thread(store.recheck)
         except OSError as error:
-            inventory, unread = store.inventory, str(error)
-            if inventory.listed.digest == assignment.digest:
+            unread = str(error)
+            if store.inventory.listed.digest == assignment.digest:
                 raise
             log.error("What is held cannot be looked at: {reason}", reason=unread)
-        if inventory is not before:
-            self.syncs.tell_damage(inventory)
-            self.changed()
+        finally:
+            # Also when not all could be looked at: what was found wrong is not listed any more.
+            inventory = store.inventory
+            if inventory is not before:
+                self.syncs.tell_damage(inventory)
+                self.changed()
         if inventory.holds(assignment.generation, assignment.digest):
             await self.syncs._tidy()
             return Done(False)

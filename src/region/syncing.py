@@ -100,10 +100,13 @@ class SyncDriver:
             link = self._registry.link_of(system_id)
             if current is None or link is None or (rack.generation, rack.digest) == (current.number, current.digest):
                 continue
-            if (run := (system_id, current.number, link)) in self._running:
-                self._once_more.add(run)
-            else:
+            run = system_id, current.number, link
+            # Also one that it began of its own accord, whose result it gives to who asks meanwhile.
+            is_fetching = run in self._running or rack.state == "syncing"
+            if run not in self._running:
                 self.consider(system_id, even_if_in_step=True)
+            if is_fetching and run in self._running:
+                self._once_more.add(run)
 
     def consider(self, system_id: str, *, even_if_in_step: bool = False) -> bool:
         """Tell one rack, if it is linked, not at the current generation, and was not told of that on this link.
@@ -118,12 +121,6 @@ class SyncDriver:
             return False
         if (system_id, current.number, link) in self._running:
             return True
-        if not even_if_in_step and (
-            (rack.generation, rack.digest) == (current.number, current.digest)
-            # A rack whose sync failed reports so; to tell it once more at each report would go round without end.
-            or self._told.get(system_id) == (link, current.number)
-        ):
-            return False
         if (
             rack.generation is not None
             and rack.generation > current.number
@@ -132,6 +129,12 @@ class SyncDriver:
         ):
             self._make_certain(system_id, link, rack.generation, even_if_in_step)
             return True
+        if not even_if_in_step and (
+            (rack.generation, rack.digest) == (current.number, current.digest)
+            # A rack whose sync failed reports so; to tell it once more at each report would go round without end.
+            or self._told.get(system_id) == (link, current.number)
+        ):
+            return False
         self._told[system_id] = (link, current.number)
         ended = Deferred.fromCoroutine(self._sync(system_id, rack.name, link, current))
         ended.addErrback(lambda reason: log.failure("The sync of rack {rack} broke off", reason, rack=system_id))
@@ -152,6 +155,9 @@ class SyncDriver:
             finally:
                 self._reading.discard(system_id)
             self._certain[system_id] = link, generation
+            if self._current is not None and self._current.number < generation:
+                # What it was told before the region knew that, it may not have taken.
+                self._told.pop(system_id, None)
             self.consider(system_id, even_if_in_step=even_if_in_step)
 
         reading = Deferred.fromCoroutine(read())

@@ -60,6 +60,9 @@ MAX_INSTANCE: Final = 64
 MAX_DEPTH: Final = 16
 """How deeply what a rack shows of its progress may be nested."""
 
+MAX_NUMBER: Final = (1 << 63) - 1
+"""The largest whole number in it: of larger ones no quotient can be told, such as how far a sync is."""
+
 _STATES: Final = frozenset({"empty", "ready", "partial", "syncing", "failed"})
 
 
@@ -73,6 +76,8 @@ def _is_showable(progress: object) -> bool:
             if isinstance(one, dict | list)
             for each in (one.values() if isinstance(one, dict) else one)
         ]
+        if any(isinstance(each, int) and abs(each) > MAX_NUMBER for each in level):
+            return False
     if level:
         return False
     text = json.dumps(progress, ensure_ascii=False)
@@ -253,8 +258,8 @@ class RegionWire:
             raise ReportRefused(f"not a report: generation {generation}, digest {digest[:80]!r}, state {state[:80]!r}")
         if not isinstance(progress, dict) or not _is_showable(progress):
             raise ReportRefused(
-                f"not a report: its progress is no object, nested more than {MAX_DEPTH} deep, or has text with NUL or "
-                "half a character"
+                f"not a report: its progress is no object, nested more than {MAX_DEPTH} deep, has text with NUL or "
+                "half a character, or a whole number of over 63 bits"
             )
         try:
             await self._registry.report(

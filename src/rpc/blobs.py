@@ -421,18 +421,32 @@ class BlobStore:
         target = self.quarantine / f"{sha256}.{now}"
         size = self.path(sha256).lstat().st_size
         self._log().forget(sha256)
-        os.rename(self.path(sha256), target)
-        damaged = Damaged(sha256, size, reason, now / 1e9)
-        with self._lock:
-            self._moved[sha256] = self._moved.get(sha256, 0) + 1
-        self._book().add(damaged)
-        for listener in self.on_damage:
-            listener(damaged)
+        try:
+            os.rename(self.path(sha256), target)
+        except FileNotFoundError:
+            raise  # somebody else has moved it
+        except OSError as error:
+            # A disk that takes no writes after errors, as a rule: what is wrong is wrong also where it is.
+            if sha256 not in self.damaged:
+                self.log.error("The blob {sha256} is wrong ({reason}), and cannot be moved to {target}: {error}",
+                               sha256=sha256, reason=reason, target=str(target), error=error)  # fmt: skip
+                self._tell_damaged(Damaged(sha256, size, reason, now / 1e9))
+            raise
+        self._tell_damaged(Damaged(sha256, size, reason, now / 1e9))
         sync_directory(self.blobs)
         self.log.error("The blob {sha256} is wrong and was moved to {target}: {reason}", sha256=sha256,
                        target=str(target), reason=reason)  # fmt: skip
         self._trim_quarantine()
         return Examination(State.QUARANTINED, reason, target)
+
+    def _tell_damaged(self, damaged: Damaged) -> None:
+        with self._lock:
+            self._moved[damaged.sha256] = self._moved.get(damaged.sha256, 0) + 1
+        try:
+            self._book().add(damaged)
+        finally:
+            for listener in self.on_damage:
+                listener(damaged)
 
     def _trim_quarantine(self) -> None:
         with self._lock:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from rack.files import Files
-from rack.inspection import Interrupted, SnapshotError
-from rack.inventory import NOTHING
+from rack.inspection import Inspector, Interrupted, SnapshotError
+from rack.inventory import NOTHING, Inventory
 from rack.snapshots import Lease, SnapshotStore
-from rpc.blobs import BlobStore
+from rpc.blobs import BlobStore, Examination
 from rpc.manifest import EMPTY, Manifest
 from tests.examples import SOAK
 from tests.faults import Crash, Disk, Loss
@@ -356,6 +356,72 @@ class TestDamage(SnapshotTestCase):
             rack = rack.restart()
         self.assert_holds(rack, 5, FIRST)
         self.assertEqual(rack.snapshots, [f"5-{FIRST.digest[:8]}"])
+
+    def test_a_snapshot_that_cannot_be_read_gives_way_to_no_older_one_and_is_not_removed(self) -> None:
+        for what in ("its manifest", "a file of it"):
+            with self.subTest(what):
+                rack = self.make()
+                rack.hold(5, FIRST)
+                rack.store.lease()
+                rack.hold(6, SECOND)
+                rack.store.tidy()
+                (rack.root / "current").unlink()
+                before = rack.snapshots
+                examine = BlobStore.examine
+
+                def refuse(store: BlobStore, sha256: str, size: int) -> Examination:
+                    if sha256 == LOADER.files[0].sha256:
+                        raise OSError(errno.EIO, os.strerror(errno.EIO), sha256)
+                    return examine(store, sha256, size)  # noqa: B023
+
+                read = Files.read
+
+                def unread(files: Files, path: Path) -> bytes:
+                    if path.parent.name.startswith("6-"):
+                        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+                    return read(files, path)  # noqa: B023
+
+                patch = self.patch(Files, "read", unread) if what == "its manifest" else None
+                patch = patch or self.patch(BlobStore, "examine", refuse)
+                rack = rack.restart()
+                self.assertEqual((rack.store.inventory, rack.snapshots), (NOTHING, before))
+                self.assertRaises(OSError, rack.store.recheck)
+                self.assertEqual((rack.store.inventory, rack.snapshots), (NOTHING, before))
+                patch.restore()
+                rack.store.recheck()
+                self.assert_holds(rack, 6, SECOND)
+
+    def test_what_is_found_wrong_is_not_listed_also_if_the_disk_does_not_let_it_be_moved_away(self) -> None:
+        # Regression: that it could not be moved was taken for that it could not be looked at.
+        rack = self.make()
+        rack.hold(5, FIRST)
+        rack.blobs.on_damage.append(lambda damaged: rack.store.withdraw(damaged.sha256, damaged.reason))
+        path = rack.blobs.path(FOCAL.files[0].sha256)
+        path.write_bytes(path.read_bytes()[::-1])
+        rename = os.rename
+
+        def refuse(source: Path, target: Path) -> None:
+            if "quarantine" in str(target):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(target))
+            rename(source, target)
+
+        self.patch(os, "rename", refuse)
+        for _ in range(2):
+            self.assertRaises(OSError, rack.store.recheck)
+            self.assertEqual(rack.store.inventory.manifest.images, (NOBLE,))
+
+    def test_what_is_found_wrong_while_it_is_recovered_is_not_listed(self) -> None:
+        rack = self.make()
+        rack.hold(5, FIRST)
+        inspect = Inspector.inspect
+
+        def find(inspector: Inspector, base: Path) -> Inventory:
+            found = inspect(inspector, base)
+            rack.store.withdraw(FOCAL.files[0].sha256, "was wrong")
+            return found
+
+        self.patch(Inspector, "inspect", find)
+        self.assertEqual(rack.store.recover().manifest.images, (NOBLE,))
 
     def test_a_damaged_snapshot_does_not_give_way_to_an_older_generation(self) -> None:
         rack = self.make()

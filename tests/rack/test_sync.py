@@ -27,7 +27,8 @@ from rack.life import Result
 from rack.snapshots import SnapshotStore
 from rack.steps import RESERVE, Syncs
 from rack.sync import Synchroniser
-from rpc.blobs import BlobStore
+from rpc.blobs import BlobStore, Examination
+from rpc.events import DAMAGE_FOUND
 from rpc.fetch import Fetched, FetchError, FetchFailed, Progress, Wanted
 from rpc.manifest import EMPTY, Image, Manifest
 from tests.examples import examples
@@ -496,6 +497,29 @@ class TestFailing(SyncTestCase):
 
         disk.link = refuse  # type: ignore[method-assign]  # this disk cannot
         self.assert_fails(self.rack.region.publish(6, SECOND), "the disk failed", "Input/output error")
+
+    def test_what_is_missing_is_told_although_something_else_cannot_be_looked_at(self) -> None:
+        told: list[str] = []
+        self.rack.synchroniser.on_happening(lambda kind, text: told.append(text) if kind is DAMAGE_FOUND else None)
+        unread = NOBLE.files[0].sha256
+        (self.root / "cache/blobs" / FOCAL.files[0].sha256).unlink()
+        examine = BlobStore.examine
+
+        def refuse(store: BlobStore, sha256: str, size: int) -> Examination:
+            if sha256 == unread:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), sha256)
+            return examine(store, sha256, size)
+
+        self.patch(BlobStore, "examine", refuse)
+        result = self.sync(5, FIRST)
+        self.assertEqual(result.outcome, "failed")
+        self.assertIn("cannot be looked at", result.reason)
+        self.assertEqual(self.rack.synchroniser.inventory.manifest.images, (NOBLE,))
+        self.assertEqual(len(told), 1)
+        self.assertIn(str(FOCAL.key), told[0])
+        self.patch(BlobStore, "examine", examine)
+        self.assertEqual(self.sync(5, FIRST).outcome, "synced")
+        self.assertEqual(len(told), 1)
 
     def test_that_old_files_cannot_be_removed_does_not_make_a_sync_fail(self) -> None:
         # Regression: an older rack whose clean-up failed after the switch went on listing the old images.

@@ -330,6 +330,22 @@ class FileTests(StreamTestCase):
             self.assertIn("was found damaged at 20", headers["x-stanchion-withheld"])
         self.flushLoggedErrors()
 
+    def test_what_is_damaged_and_stays_because_the_disk_takes_no_writes_is_told_as_damaged(self) -> None:
+        self.blobs.path(self.name).write_bytes(b"x" + self.content[1:])
+        rename = os.rename
+
+        def refuse(source: Path, target: Path) -> None:
+            if Path(target).parent.name == "quarantine":
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(target))
+            rename(source, target)
+
+        self.patch(os, "rename", refuse)
+        for _ in range(2):
+            status, headers, body = self.ask(self.path)
+            self.assertEqual(status, 503)
+            self.assertIn("was found damaged at 20", headers["x-stanchion-withheld"])
+            self.assertNotIn(self.content[1:], body)
+
     def test_a_file_that_the_disk_does_not_give_is_neither_denied_nor_taken_for_damaged(self) -> None:
         suspected: list[str] = []
         self.resource._suspect = lambda sha256, why: suspected.append(f"{sha256} {why}")

@@ -25,6 +25,7 @@ class Rack:
     name: str
     generation: int | None
     digest: str | None
+    state: str = "ready"
 
 
 ONE, TWO = Generation(1, "a" * 64), Generation(2, "b" * 64)
@@ -132,6 +133,19 @@ class SyncDriverTests(SynchronousTestCase):
         driver.consider("r", even_if_in_step=True)
         self.assertEqual(self.read, 1)
 
+    def test_a_rack_that_was_told_before_it_reported_that_it_is_ahead_is_told_again_once(self) -> None:
+        # It did not take it then, for all that it knew another process of the region had published what it holds.
+        driver = self.ahead(ONE)
+        ahead, self.registry.racks["r"] = self.registry.racks["r"], Rack("one", None, None)
+        driver.consider("r")
+        self.link.waiting[0].callback(Answered({"outcome": "superseded", "reason": "generation 2 is held"}))
+        self.registry.racks["r"] = ahead
+        self.assertTrue(driver.consider("r"))
+        self.assertEqual([asked["generation"] for asked in self.link.asked], [1, 1])
+        self.link.waiting[1].callback(Answered({"outcome": "failed", "reason": "no space"}))
+        self.assertFalse(driver.consider("r"))
+        self.assertEqual((self.read, len(self.link.asked)), (1, 2))
+
     def test_a_rack_that_is_ahead_is_left_alone_while_the_database_is_away_and_looked_at_again_after(self) -> None:
         driver = self.ahead(ONE, is_away=True)
         driver.consider("r")
@@ -184,6 +198,23 @@ class SyncDriverTests(SynchronousTestCase):
                     self.assertEqual(events[0]["log_level"].name, "warn")
                 if asked == 2:
                     self.link.waiting[1].callback(Answered({"outcome": outcome, "reason": "still"}))
+                self.assertEqual(len(self.link.asked), asked)
+
+    def test_a_rack_that_fetches_of_its_own_accord_when_a_file_comes_back_is_told_again_as_well(self) -> None:
+        # It lets who asks have the result of the sync under way, in which it may have been refused that file already.
+        for outcome, asked in (("partial", 3), ("failed", 3), ("synced", 2)):
+            with self.subTest(outcome=outcome):
+                self.setUp()
+                driver = self.driver()
+                driver.consider("r")
+                self.link.waiting[0].callback(Answered({"outcome": "partial", "reason": "1 of 9 images"}))
+                self.registry.racks["r"] = Rack("one", 1, "c" * 64, "syncing")
+                driver.again()
+                self.assertEqual(len(self.link.asked), 2)
+                self.link.waiting[1].callback(Answered({"outcome": outcome, "reason": "1 of 9 images"}))
+                self.assertEqual(len(self.link.asked), asked)
+                if asked == 3:
+                    self.link.waiting[2].callback(Answered({"outcome": outcome, "reason": "still"}))
                 self.assertEqual(len(self.link.asked), asked)
 
     def test_a_rack_whose_old_link_breaks_after_it_came_back_is_told_on_the_new_one(self) -> None:

@@ -306,7 +306,7 @@ class WireTests(SynchronousTestCase):
         self.assertIsNone(reports.calls[0].failure)
 
     def test_a_rack_may_show_whatever_text_can_be_stored(self) -> None:
-        progress = {"current": ["\U0001f600", "a\\u0000b", "é"], "deep": [[[[[1]]]]]}
+        progress = {"current": ["\U0001f600", "a\\u0000b", "é"], "deep": [[[[[1]]]]], "bytes": (1 << 63) - 1}
         self.result(self.report(progress=progress))
         self.assertEqual(self.fakes.calls[0][-1], progress)
 
@@ -323,6 +323,7 @@ class WireTests(SynchronousTestCase):
             {"digest": "xyz"}, {"state": "happy"}, {"progress": [1]}, {"generation": -1}, {"digest": ""},
             {"generation": 1 << 63}, {"progress": {"x": "a\0"}}, {"progress": {"x": ["\ud800"]}},
             {"progress": {"\0": 1}}, {"progress": {"x": "a\\\0"}}, {"progress": deep},
+            {"progress": {"bytes": 10**400}}, {"progress": {"x": [-(10**400)]}},
         ):  # fmt: skip
             self.assertIn("not a report", self.failure(self.report(**wrong), ReportRefused))
         self.assertEqual(self.fakes.calls, [])

@@ -21,6 +21,7 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from rpc.blobs import Abandoned, BlobError, BlobStore, Part, PartBusy, State, Swept, WrongContent
+from rpc.damage import Damaged
 from rpc.stamps import HEADER, Stamp, StampLog, parse_log
 
 BODY = b"content " * 1000
@@ -126,6 +127,21 @@ class VerifiedTests(StoreTestCase):
         self.assertIn(f"is {hashlib.sha256(b'!' * len(BODY)).hexdigest()}, not {SHA}", found.reason)
         self.assertFalse(self.store.path(SHA).exists())
         self.assertEqual([event["reason"] for event in events], [found.reason])
+
+    def test_what_is_wrong_is_told_and_trusted_no_more_also_if_the_disk_does_not_let_it_be_moved(self) -> None:
+        # Such as one that was mounted anew, to be read only, after errors.
+        self.add()
+        heard: list[Damaged] = []
+        self.store.on_damage.append(heard.append)
+        self.store.path(SHA).write_bytes(BODY[::-1])
+        with mock.patch.object(os, "rename", side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))):
+            for _ in range(2):
+                self.assertRaises(OSError, self.store.examine, SHA, len(BODY))
+        self.assertEqual([each.sha256 for each in heard], [SHA])
+        self.assertEqual(list(self.store.damaged), [SHA])
+        self.assertEqual(self.store.times_damaged(SHA), 1)
+        self.assertFalse(self.store.is_verified(SHA, len(BODY)))
+        self.assertIs(self.store.examine(SHA, len(BODY)).state, State.QUARANTINED)
 
     def test_the_quarantine_does_not_grow(self) -> None:
         for number in range(7):

@@ -202,6 +202,8 @@ class StreamResource(Resource):
         except FileNotFoundError:
             raise await self._missing(sha256) from None
         except OSError as error:
+            if sha256 in self._blobs.damaged:  # it was to be moved away, and the disk takes no writes
+                raise await self._missing(sha256) from error
             raise self._unreadable(sha256, error) from error
         except BlobError as error:
             raise _Refusal(503, f"{error}", _RETRY) from error
