@@ -264,6 +264,21 @@ class TransactionTests(PoolTestCase):
         await gatherResults([self.run_async(self.database.transact(partial(update, mine=mine))) for mine in (0, 1)])
         self.assertEqual(await self.rows(), [(1, 2), (2, 2)])
 
+    async def test_a_statement_by_itself_that_a_deadlock_undid_is_tried_again(self) -> None:
+        await self.control.execute("INSERT INTO t VALUES (1, 0), (2, 0)")
+        waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+        async def update(transaction: Transaction) -> Deferred[int]:
+            await transaction.execute("UPDATE t SET y = 10 WHERE x = 2")
+            alone = self.run_async(self.database.execute("UPDATE t SET y = y + 1"))
+            while not await self.control.query(waiting):
+                pass
+            await transaction.execute("UPDATE t SET y = 10 WHERE x = 1")  # which the other one has, and waits for ours
+            return alone
+
+        self.assertEqual(await (await self.database.transact(update)), 2)
+        self.assertEqual(await self.rows(), [(1, 11), (2, 11)])
+
     async def test_losing_the_connection_in_a_transaction_is_unavailable_and_commits_nothing(self) -> None:
         async def insert(transaction: Transaction) -> None:
             await transaction.execute("INSERT INTO t VALUES (1, 1)")

@@ -17,6 +17,7 @@ from rpc.commands import Ping
 from rpc.outcomes import Answered, Outcome, TimedOut
 from rpc.protocol import Life, Peer
 from tests.database import DatabaseTestCase
+from tests.logs import Logs
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 DIGEST = "d" * 64
@@ -186,8 +187,10 @@ class RegistryTests(DatabaseTestCase):
             await transaction.execute(write, ("cccccc",))
             return storing
 
+        logs = Logs(self, "region.database.pool")
         stored = await self.database.transact(other_process)
         self.assertEqual(await stored, {"bbbbbb", "cccccc"})
+        self.assertEqual(logs.texts, [])  # nothing was tried again
 
     async def test_links_are_recorded_in_one_order_so_that_no_two_processes_wait_for_each_other(self) -> None:
         for each in ("cccccc", "bbbbbb"):
@@ -209,7 +212,9 @@ class RegistryTests(DatabaseTestCase):
                 await transaction.execute(write, ("cccccc",))
                 return recording
 
+            logs = Logs(self, "region.database.pool")
             await (await self.database.transact(other_process))
+            self.assertEqual(logs.texts, [])
 
     async def test_a_refresh_under_way_does_not_put_back_what_a_report_has_replaced(self) -> None:
         refreshing = Deferred.fromCoroutine(self.registry.refresh())

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg2
 from psycopg2.extensions import TransactionRollbackError
@@ -37,6 +37,9 @@ from rpc.memory import give_back
 
 T = TypeVar("T")
 log = Logger()
+RETRIES: Final = 5
+"""How often what a deadlock or a failed serialization has undone is tried again."""
+
 _STOP_SECONDS = 2.0
 
 
@@ -98,7 +101,7 @@ class Session(_Statements):
         """Whether the connection, and so every lock it holds, is still there as far as is known."""
         return self._connection.alive
 
-    async def transact(self, function: Callable[[Transaction], Awaitable[T]], *, retries: int = 5) -> T:
+    async def transact(self, function: Callable[[Transaction], Awaitable[T]], *, retries: int = RETRIES) -> T:
         """As :meth:`Database.transact`, on this session."""
         return await _retried(self._reactor, lambda: _transact(self._connection, function), retries)
 
@@ -183,7 +186,7 @@ class Database(_Statements):
             connection.close("the region is stopping")
             self._discard(connection)
 
-    async def transact(self, function: Callable[[Transaction], Awaitable[T]], *, retries: int = 5) -> T:
+    async def transact(self, function: Callable[[Transaction], Awaitable[T]], *, retries: int = RETRIES) -> T:
         """Run ``function`` between BEGIN and COMMIT, and return what it returns.
 
         Any exception rolls back and is raised. A serialization failure or a deadlock is tried again, at most
@@ -217,11 +220,16 @@ class Database(_Statements):
         self._listener.listen(channel, callback)
 
     async def _run(self, sql: str, parameters: Parameters) -> Result:
-        connection = await self._acquire()
-        try:
-            return await connection.run(sql, parameters)
-        finally:
-            self._release(connection)
+        """Run a statement by itself; one that a deadlock has undone is tried again, as a transaction is."""
+
+        async def attempt() -> Result:
+            connection = await self._acquire()
+            try:
+                return await connection.run(sql, parameters)
+            finally:
+                self._release(connection)
+
+        return await _retried(self._reactor, attempt, RETRIES)
 
     async def _acquire(self) -> Connection:
         await self._slot()
