@@ -154,8 +154,10 @@ class SpineTests(SystemTestCase):
         self.rack.send(signal.SIGSTOP)  # so that an answer takes until the deadline of the round
         answers: list[Any] = []
         asking = threading.Thread(target=lambda: answers.append(self.region.api("releases/ubuntu/noble/")))
+        unread = self._unread()
         asking.start()
-        wait_for(lambda: self._is_asking(), "the question to arrive")
+        # A connection alone may be one that nobody has asked anything on yet. A ping has not half as many bytes.
+        wait_for(lambda: self._unread() > unread + 150, "the rack to be asked")
         self.region.stop()
         asking.join(WAIT_SECONDS)
         self.assertEqual(answers[0][0], 503, answers)
@@ -170,9 +172,11 @@ class SpineTests(SystemTestCase):
         self.assertEqual(daemon.process and daemon.process.returncode, -signal.SIGTERM)
         self.assertIn("Server Shut Down", daemon.tail())
 
-    def _is_asking(self) -> bool:
+    def _unread(self) -> int:
+        """Bytes that the region has sent over its link, and the rack, which is stopped, has not read."""
         peers = subprocess.run(["ss", "-tnH", "state", "established"], capture_output=True, text=True).stdout
-        return any(f":{self.region.http}" in line.split()[2] for line in peers.splitlines())
+        lines = [line.split() for line in peers.splitlines()]
+        return sum(int(waiting) for waiting, _, _, peer, *_ in lines if peer.endswith(f":{self.region.rpc}"))
 
 
 class KillTests(SystemTestCase):
