@@ -482,6 +482,9 @@ class EditingTests(ImportTestCase):
 
     async def test_an_edit_is_followed_by_an_import(self) -> None:
         self.importer.start()
+        listening: Deferred[None] = Deferred()
+        self.database.listen("after_all_others", lambda payload: listening.callback(None))
+        await listening  # what is edited before that is imported at the start, if anything is
         self.reader.offer(self.fetcher.know(image()))
         await self.add_source()
         await self.edited()
