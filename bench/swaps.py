@@ -78,7 +78,7 @@ def _alone(region: Region) -> float:
 
 def _spread(ratios: Sequence[float]) -> str:
     lower, _, upper = quantiles(ratios, n=4)
-    return f"median of {len(ratios)} pairs, still beside swapping, half of them {lower:.2f} to {upper:.2f}"
+    return f"median of {len(ratios)} pairs of still and swapping, half of them {lower:.2f} to {upper:.2f}"
 
 
 def measure(catalogue: Path, keyring: Path | None, scratch: Path) -> Iterator[Figure]:
@@ -99,26 +99,20 @@ def measure(catalogue: Path, keyring: Path | None, scratch: Path) -> Iterator[Fi
     publishes = sum(swapping.publishes for _, swapping in pairs)
     what = f"{publishes} publishes in {PAIRS * SECONDS:g} s, each with {RACKS} swaps; {CLIENTS} clients"
 
-    def medians(of: Callable[[_Polled], float]) -> tuple[float, float]:
-        return median(of(still) for still, _ in pairs), median(of(swapping) for _, swapping in pairs)
+    def compared(name: str, of: Callable[[_Polled], float], unit: str, limit: float | None, more: str) -> Figure:
+        """The median of the pairs' ratios, of what is the better the less there is of it."""
+        ratios = [of(swapping) / of(still) for still, swapping in pairs]
+        still, swapping = (median(of(pair[half]) for pair in pairs) for half in (0, 1))
+        source = f"{_spread(ratios)}; {swapping:.3g} {unit} swapping, {still:.3g} {unit} still{more}"
+        return Figure(name, median(ratios), "x", limit, False, source)
 
-    rates = [still.rate / swapping.rate for still, swapping in pairs]
-    still, swapping = medians(lambda half: half.rate)
-    yield Figure(
-        "rate of releases/, still / swapping", median(rates), "x", 1.1, False,
-        f"{_spread(rates)}; {swapping:.0f}/s swapping, {still:.0f}/s still; {what}",
+    yield compared(
+        "1 / rate of releases/, swapping / still", lambda half: 1000 / half.rate, "ms an answer", 1.1, f"; {what}",
     )  # fmt: skip
-    lates = [swapping.p99 / still.p99 for still, swapping in pairs]
-    still, swapping = medians(lambda half: half.p99 * 1000)
-    yield Figure(
-        "p99 of releases/, swapping / still", median(lates), "x", 1.1, False,
-        f"{_spread(lates)}; {swapping:.0f} ms swapping, {still:.0f} ms still",
-    )  # fmt: skip
-    costs = [swapping.cpu / still.cpu for still, swapping in pairs]
-    still, swapping = medians(lambda half: half.cpu * 1000)
-    yield Figure(
-        "the region's CPU for one, swapping / still", median(costs), "x", None, False,
-        f"{_spread(costs)}; {swapping:.2f} ms swapping, {still:.2f} ms still, with all that a publish takes it",
+    yield compared("p99 of releases/, swapping / still", lambda half: half.p99 * 1000, "ms", 1.1, "")
+    yield compared(
+        "the region's CPU for one, swapping / still", lambda half: half.cpu * 1000, "ms", None,
+        ", with all that a publish takes it",
     )  # fmt: skip
     yield Figure(
         "the region's CPU for a publish", alone * 1000, " ms", None, False,

@@ -6,7 +6,12 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from attrs import define
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+
+from rpc.http_errors import FetchError
+
+log = Logger()
 
 T = TypeVar("T")
 
@@ -62,9 +67,14 @@ class Stop:
         self._waiting = waiting = Deferred.fromCoroutine(work)
         try:
             result = await waiting
+        except (CancelledError, FetchError):
+            # So ends what is cancelled; looking up a host's name then says that there is no such name.
+            self.check()
+            raise
         except Exception:
-            # Nothing is swallowed. If the sync was told to stop, whatever the cancelled work ended with only says
-            # that, and Stopped is raised in its place; otherwise it is raised again as it came.
+            # This is an error of its own. The sync that was told to stop is stopped all the same, and not tried again.
+            if self.outcome:
+                log.failure("A sync that was being stopped ({why}) also failed", why=self.why)
             self.check()
             raise
         finally:

@@ -32,6 +32,7 @@ from rpc.events import DAMAGE_FOUND
 from rpc.fetch import Fetched, FetchError, FetchFailed, Progress, Wanted
 from rpc.manifest import EMPTY, Image, Manifest
 from tests.examples import examples
+from tests.logs import Logs
 from tests.rack.material import URL, contents_of, expected_tree, image, put, put_all, tree
 
 P = ParamSpec("P")
@@ -783,6 +784,26 @@ class TestCancelling(SyncTestCase):
         caller = self.request(assignment)
         self.rack.synchroniser.cancel()
         self.assertEqual(self.successResultOf(caller).outcome, "cancelled")
+
+    def test_an_error_in_the_moment_of_a_cancel_is_logged_and_the_sync_is_cancelled_all_the_same(self) -> None:
+        assignment = self.rack.region.publish(5, FIRST)
+
+        async def read_document(region: Region, url: str, *, limit: int) -> bytes:
+            try:
+                await Deferred()
+            except CancelledError:
+                raise OSError(errno.EIO, "the disk failed") from None
+            raise AssertionError("nobody lets it go on")
+
+        self.patch(Region, "read_document", read_document)
+        logs = Logs(self, "rack.stop")
+        caller = self.request(assignment)
+        self.rack.synchroniser.cancel()
+        self.assertEqual(self.successResultOf(caller).outcome, "cancelled")
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.assertEqual(len(logs.texts), 1)
+        [failure] = self.flushLoggedErrors(OSError)
+        self.assertIn("the disk failed", str(failure.value))
 
     def test_after_a_cancel_the_rack_waits_until_it_is_asked(self) -> None:
         self.rack.region.hold()

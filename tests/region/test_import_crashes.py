@@ -227,6 +227,15 @@ class CrashTestCase(DatabaseTestCase):
         at_rest = Deferred.fromCoroutine(process.importer.when_at_rest())
         await DeferredList([at_rest, died], fireOnOneCallback=True)
 
+    async def mended(self, process: Process, lasting: bool) -> None:
+        """A fault that lasts has an import fail once more; when it is gone, all comes right."""
+        if lasting:
+            process.clock.advance(INTERVAL)  # in vain
+            await self.idle(process)
+            with disarmed(self.disk):
+                self.assert_whole()
+        await self.left_alone(process)
+
     async def left_alone(self, process: Process) -> None:
         """Let it be, at first for a moment and then for hours; it has the newest images then, and nothing else."""
         self.disk.disarm()
@@ -383,12 +392,7 @@ class FaultTests(CrashTestCase):
         if self.disk.full:
             with disarmed(self.disk):
                 self.assert_space_was_given_back()
-        if lasting:
-            process.clock.advance(INTERVAL)  # in vain
-            await self.idle(process)
-            with disarmed(self.disk):
-                self.assert_whole()
-        await self.left_alone(process)
+        await self.mended(process, lasting)
 
     def assert_space_was_given_back(self) -> None:
         """There is nothing of files that were begun, and whole ones are of whole images."""
@@ -430,12 +434,7 @@ class UnreadableTests(CrashTestCase):
             self.assertEqual(dict(process.blobs.damaged), {}, self.where())
         if self.disk.met:
             TALLY.injected(self.disk, f"region: {errno.errorcode[error]} on reading")
-        if lasting:
-            process.clock.advance(INTERVAL)  # in vain
-            await self.idle(process)
-            with disarmed(self.disk):
-                self.assert_whole()
-        await self.left_alone(process)
+        await self.mended(process, lasting)
 
     async def looks(self) -> list[int]:
         """The places of the faults."""

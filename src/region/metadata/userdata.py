@@ -32,6 +32,7 @@ fail() {{
     {{ echo "stanchion: $1, so the scripts of this machine cannot be run" > /dev/console; }} 2> /dev/null
     exit "$2"
 }}
+# mktemp puts characters of its own in the place of each X. The directory is this user's alone.
 directory=$(mktemp -d /tmp/stanchion-XXXXXX) || fail "no directory for the runner can be made in /tmp" 1
 trap 'rm -rf "$directory"' EXIT
 if ! base64 -d > "$directory/runner.pyz" <<'STANCHION_RUNNER'
